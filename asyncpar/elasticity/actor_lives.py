@@ -1,4 +1,4 @@
-"""The actors of an elastic job that live on this rank: they start, save, fail, and start again, over all its worlds."""
+"""The actors of an elastic job on this rank: their starts, saves, failures and restarts, over all its worlds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.node import Node
 
 GRACE: Final = 0.5
-"""Seconds for which an actor may finish the endpoint that runs, when its world is over."""
+"""Seconds that an actor has to finish the running endpoint when its world is over."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class ActorLives:
-    """Starts the actors that this rank is to have in a world, and starts those again that fail."""
+    """Starts the actors that this rank runs in a world, and restarts those that fail."""
 
     def __init__(
         self, plans: Mapping[str, ActorPlan], find: Callable[[str], ElasticRef], changes: WorldChanges
@@ -39,15 +39,15 @@ class ActorLives:
         self._changes = changes
         self._placements: Mapping[str, ActorPlacement] = {}
         self._node: Node | None = None
-        """The node of the world of now, unless that is about to end: then ends of its actors are no failures."""
+        """The node of the current world, unless that is about to end: then ends of its actors are not failures."""
         self._opened = asyncio.Event()
         self._restarts: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
 
     async def enter(self, node: Node, placements: Mapping[str, ActorPlacement], change: WorldChange) -> None:
-        """Start what ``placements`` say; ``on_world`` is the first thing that each does once the world is open.
+        """Start the actors of ``placements``; ``on_world`` is the first call that each runs once the world is open.
 
-        Raises what a constructor, ``restore`` or ``on_start`` raised.
+        Raises the errors of constructors, ``restore`` and ``on_start``.
         """
         self._node, self._placements, self._opened = node, placements, asyncio.Event()
         self.snapshots.place(node, placements)
@@ -55,13 +55,13 @@ class ActorLives:
             await self._take_place(node, placement, change)
 
     def open(self) -> None:
-        """All actors of the world have started: let ``on_world`` run, and messages after it."""
+        """Let ``on_world`` run, and messages after it: all actors of the world have started."""
         self._opened.set()
 
     async def leave(self, *, is_planned: bool, is_last: bool) -> None:
-        """End this rank's actors in the world of now; those that run something have ``GRACE`` seconds.
+        """End this rank's actors in the current world; those that run a call have ``GRACE`` seconds.
 
-        Messages that wait are handled within that time if the end ``is_planned``, and are otherwise refused at once.
+        Waiting messages are handled within that time if the end ``is_planned``, and are otherwise refused at once.
         """
         node, self._node = self._node, None
         if node is None:
@@ -108,7 +108,7 @@ class ActorLives:
             if own is error and (is_fault or isinstance(error, asyncio.CancelledError)):
                 raise
             if is_fault:
-                raise own from own.__cause__  # else the next world has an on_world of its own
+                raise own from own.__cause__  # otherwise the next world runs its own on_world
         else:
             living.before = None
 
@@ -138,12 +138,12 @@ class ActorLives:
     # -- restarts of all worlds ----------------------------------------------------------------------------------------
 
     def failures(self) -> dict[str, ActorFailures]:
-        """Return what this rank knows of how often actors have failed."""
+        """Return this rank's record of how often actors have failed."""
         known = {name: self._failures_of(plan) for name, plan in self._plans.items()}
         return {name: failures for name, failures in known.items() if failures.ages or failures.has_given_up}
 
     def hear(self, name: str, failures: ActorFailures) -> None:
-        """Take over how often the actor ``name`` has failed on other ranks."""
+        """Adopt the record of how often the actor ``name`` has failed on other ranks."""
         plan, now = self._plans[name], _now()
         plan.has_given_up = plan.has_given_up or failures.has_given_up
         plan.past = PastRestarts(times=tuple(now - age for age in failures.ages), failures=failures.in_a_row)
@@ -156,13 +156,13 @@ class ActorLives:
     async def _share_failures(self, plan: ActorPlan) -> None:
         try:
             await self.snapshots.note(plan.declared.name, self._failures_of(plan))
-        except (PeerError, StaleGeneration) as error:  # the next world begins with telling everybody
+        except (PeerError, StaleGeneration) as error:  # the next world begins with an exchange of failures
             _LOG.info("actor %r: its mirror does not hear that it has failed: %s", plan.declared.name, error)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def _ended(self, node: Node, living: LivingActor, down: Down) -> None:
-        """Start an actor that has failed again, unless its world is over."""
+        """Restart an actor that has failed, unless its world is over."""
         if node is not self._node or self.living.get(living.name) is not living:
             return
         del self.living[living.name]

@@ -1,13 +1,13 @@
-"""Placement of the actors of an elastic job: which rank runs which actor in a world, and who keeps its snapshot.  Pure.
+"""Placement of the actors of an elastic job: the rank that runs each actor in a world, and its snapshot mirrors.  Pure.
 
-Theory of operation.  Before a world is used, each rank says what it has: actors that live in its memory, and snapshots
-of others.  All ranks then compute the same placement from what all have said.  An actor stays where it lives.  One that
-lives nowhere any more goes to the rank that is first in the order of its name, and goes on from the newest snapshot.
-That order is by highest random weight (Thaler and Ravishankar, 1998): it depends on the actor's name and on each rank's
-own identity, so a change of the world moves no actor that need not move.  Snapshots go to the next ranks in that order,
-on other hosts if there are some: so one that keeps the snapshot is often the one that goes on.
+Theory of operation.  Before a world is used, each rank announces what it holds: actors that live in its memory, and
+snapshots of others.  All ranks then compute the same placement from all announcements.  An actor stays where it lives.
+One that no longer lives anywhere goes to the rank that is first in the order of its name, and goes on from the newest
+snapshot.  That order is by highest random weight (Thaler and Ravishankar, 1998): it depends on the actor's name and on
+each rank's own identity, so a change of the world moves no actor that need not move.  Snapshots go to the next ranks in
+that order, on other hosts if there are some: so a rank that holds the snapshot is often the one that goes on with it.
 
-Actors of one ``spread`` are on different ranks.  Those for which no rank is left are *holes*, until one comes.
+Actors of one ``spread`` are on different ranks.  Those for which no rank is left are *holes*, until one joins.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredActor:
-    """An actor that the job is to have.  ``spread`` names actors that must be on different ranks; empty: any rank.
+    """An actor that the job declares.  ``spread`` names actors that must be on different ranks; empty: any rank.
 
-    ``mirrors`` is how many other ranks keep its snapshot.
+    ``mirrors`` is the number of other ranks that keep its snapshot.
     """
 
     name: str
@@ -44,13 +44,13 @@ class HeldActor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankActors:
-    """Everything that one rank says.  ``identity`` is the process's own, and is never used again."""
+    """The announcement of one rank.  ``identity`` is the process's own, and is never reused."""
 
     identity: str
     held: tuple[HeldActor, ...] = ()
 
     def find(self, name: str) -> HeldActor | None:
-        """Return what is held of the actor ``name``."""
+        """Return the rank's share of the actor ``name``."""
         return next((held for held in self.held if held.name == name), None)
 
 
@@ -59,8 +59,8 @@ class ActorPlacement:
     """The place of one actor in a world.
 
     ``rank`` runs it; None: it is a hole.  ``is_live``: it lives there already.  Otherwise it goes on from the snapshot
-    ``version`` of rank ``source``, or begins anew if that is None.  ``mirrors`` are the ranks that keep its snapshots
-    besides; ``keeper`` is the rank that gives the newest one to them.  ``has_given_up``: it failed too often, and is
+    ``version`` of rank ``source``, or begins anew if that is None.  ``mirrors`` are the further ranks that keep its
+    snapshots; ``keeper`` is the rank that sends them the newest one.  ``has_given_up``: it failed too often, and is
     nowhere.
     """
 
@@ -117,7 +117,7 @@ def order_of_ranks(name: str, identities: Sequence[str]) -> list[int]:
 
 
 def _where_it_lives(name: str, ranks: Sequence[RankActors]) -> int | None:
-    """Return the rank where the actor lives; of several, which have not been in one world since, the last one."""
+    """Return the rank where the actor lives; of several, which have not shared a world since, the latest one."""
     since = {
         rank: held.lives_since
         for rank, each in enumerate(ranks)
@@ -144,14 +144,14 @@ def _newest_snapshot(name: str, ranks: Sequence[RankActors]) -> tuple[int | None
 
 
 def _choose(order: Sequence[int], used: set[int], holder: int | None) -> int | None:
-    """Return the rank for an actor that lives nowhere: where its snapshot is, if it may be there, else the first."""
+    """Return the rank for an actor that lives nowhere: that of its snapshot, if it may be there, else the first."""
     if holder is not None and holder not in used:
         return holder
     return next((rank for rank in order if rank not in used), None)
 
 
 def _mirrors(order: Sequence[int], rank: int, host_of: Mapping[int, int], count: int) -> tuple[int, ...]:
-    """Return the ranks that mirror ``rank``: on as many hosts as there are, then on those that have one already."""
+    """Return the ranks that mirror ``rank``: first on as many hosts as there are, then on hosts with one already."""
     others = [other for other in order if other != rank]
     used, first, rest = {host_of.get(rank)}, list[int](), list[int]()
     for other in others:

@@ -43,11 +43,11 @@ _WORLD_ERRORS: Final = frozenset(
     and issubclass(kind, PeerLost | PeerCancelled | WorldRevoked | WorldChanged | StaleGeneration)
     and not issubclass(kind, ActorDown)
 )
-"""Errors with which an actor fails because its world is over, by the names that its caller gets."""
+"""Errors with which an actor fails because its world is over, by the names that its caller receives."""
 
 
 class JobActors:
-    """The actors of the world of now, as references find them."""
+    """The actors of the current world, as references find them."""
 
     def __init__(
         self, changed: Callable[[BaseException], WorldChanged], is_over: Callable[[BaseException], bool]
@@ -60,17 +60,17 @@ class JobActors:
         self._has_ended = False
 
     def open(self, system: ActorSystem) -> None:
-        """Let calls go: all actors of the world have started."""
+        """Release calls: all actors of the world have started."""
         self._system = system
         self._opened.set()
 
     def close(self) -> None:
-        """Hold calls back: the world is over."""
+        """Hold back calls: the world is over."""
         self._system = None
         self._opened.clear()
 
     def end(self) -> None:
-        """Fail calls from now on: this process is in no world any more."""
+        """Fail all further calls: this process is no longer in any world."""
         self.close()
         self._has_ended = True
         self._opened.set()
@@ -80,7 +80,7 @@ class JobActors:
         await self._opened.wait()
 
     async def resolve(self, name: str, actor_class: type[Any]) -> ActorRef[Any]:
-        """Return the actor in the world of now; wait for one if there is none.
+        """Return the actor in the current world; wait for one if there is none.
 
         Raises ``ActorDown`` if the actor is a hole, ``WorldChanged`` if the job has ended here.
         """
@@ -88,7 +88,7 @@ class JobActors:
         return self.find(name, actor_class)
 
     def find(self, name: str, actor_class: type[Any]) -> ActorRef[Any]:
-        """Return the actor in the world of now.  Raises as ``resolve``, and ``WorldChanged`` between two worlds."""
+        """Return the actor in the current world.  Raises as ``resolve``, and ``WorldChanged`` between two worlds."""
         if self._system is None:
             raise self.no_world(f"actor {name!r}")
         rank = self.placements[name].rank
@@ -99,25 +99,25 @@ class JobActors:
         return cast("ActorRef[Any]", self._system.ref(name, rank, actor_class=actor_class))
 
     def judge(self, system: ActorSystem | None, error: BaseException) -> BaseException:
-        """Return what a call raises that failed with ``error``: ``WorldChanged`` if it is the end of the world."""
+        """Return the error to raise for a call that failed with ``error``: ``WorldChanged`` at the end of the world."""
         if isinstance(error, WorldChanged | UsageError):
             return error
         own = None if self._system is not system else program_errors(error, self.is_end_of_world)
         return self.changed(error) if own is None else own
 
     def is_end_of_world(self, error: BaseException) -> bool:
-        """Decide whether ``error``, of this rank or another, comes of the end of the world."""
+        """Decide whether ``error``, of this rank or another, results from the end of the world."""
         is_remote = isinstance(error, RemoteError) and error.type_name in _WORLD_ERRORS
         return is_remote or self._is_over(error)
 
     def no_world(self, what: str) -> WorldChanged:
-        """Return the error of something that ``what`` cannot do between two worlds."""
+        """Return the error for a use of ``what`` between two worlds."""
         text = "this process has left the job" if self._has_ended else "the next world has not begun"
         return self.changed(PeerLost(f"{what}: {text}", cause=text))
 
     @property
     def system(self) -> ActorSystem | None:
-        """The actor system of the world of now."""
+        """The actor system of the current world."""
         return self._system
 
 
@@ -125,8 +125,9 @@ class ElasticRef:
     """Names an actor of the job; every other public attribute is an endpoint, as with an ``ActorRef``.
 
     A call goes to the actor where it lives now; between two worlds it waits.  When the world ends before the answer has
-    come it raises ``WorldChanged``, also if the actor lives on: a call that waits in the mailbox then is refused at
-    once, one that runs has half a second to answer.  It was handled once or not at all; ask again if that does no harm.
+    arrived, the call raises ``WorldChanged``, even if the actor lives on: a call that waits in the mailbox then is
+    refused at once, a running one has half a second to answer.  It was handled once or not at all; repeat it if that is
+    harmless.
     """
 
     __slots__ = ("_actors", "actor_class", "name")
@@ -138,7 +139,7 @@ class ElasticRef:
 
     @property
     def rank(self) -> int | None:
-        """The rank where the actor lives in the world of now; None if it is a hole, or there is no world."""
+        """The rank where the actor lives in the current world; None if it is a hole, or there is no world."""
         placement = self._actors.placements.get(self.name)
         return None if placement is None or self._actors.system is None else placement.rank
 
@@ -185,13 +186,13 @@ class ElasticEndpoint(Endpoint[P, R]):
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
         """Send the call now.  Raises ``WorldChanged`` between two worlds, ``ActorDown`` for a hole.
 
-        A message that is on its way when the world ends is not sent again.
+        A message that is in transit when the world ends is not sent again.
         """
         ref = self._actors.find(self._target.name, self._target.actor_class)
         return cast(Told, getattr(ref, self._name).tell(*args, **kwargs))
 
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
-        """Iterate over what the endpoint yields.  Raises as an ask does."""
+        """Iterate over the items of the endpoint.  Raises as an ask does."""
         ref = await self._actors.resolve(self._target.name, self._target.actor_class)
         system = self._actors.system
         try:
@@ -209,13 +210,13 @@ class ElasticEndpoint(Endpoint[P, R]):
 
 
 def _cause(judged: BaseException, error: BaseException) -> BaseException | None:
-    """Return the cause of ``judged``: the ``error`` that it stands for, unless it is a part of it."""
+    """Return the cause of ``judged``: the ``error`` that it replaces, unless it is a part of it."""
     return error if isinstance(judged, WorldChanged) else judged.__cause__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAnswers(Generic[R]):
-    """Answers of the actors of a mesh by place, and the places that were holes then."""
+    """Answers of the actors of a mesh by place, and the places that were holes at the time."""
 
     values: Mapping[int, R]
     holes: tuple[int, ...]
@@ -224,7 +225,7 @@ class MeshAnswers(Generic[R]):
 class ElasticMesh(Generic[A]):
     """Actors of the job at numbered places, on different ranks.  Made by ``job.actors.declare_mesh``.
 
-    ``holes`` are the places without an actor in the world of now; ``now`` is the mesh of the others.
+    ``holes`` are the places without an actor in the current world; ``now`` is the mesh of the others.
     """
 
     def __init__(self, actors: JobActors, name: str, actor_class: type[A], places: int) -> None:
@@ -242,7 +243,7 @@ class ElasticMesh(Generic[A]):
 
     @property
     def now(self) -> MeshRef[A]:
-        """The actors of the world of now, along the axis ``member``, in the order of their places: see ``filled``.
+        """The actors of the current world, along the axis ``member``, in the order of their places: see ``filled``.
 
         Raises ``WorldChanged`` between two worlds, ``ActorDown`` if all places are holes.
         """
@@ -254,11 +255,11 @@ class ElasticMesh(Generic[A]):
 
     @property
     def filled(self) -> tuple[int, ...]:
-        """The places that have an actor in the world of now."""
+        """The places that have an actor in the current world."""
         return self._filled
 
     async def ask(self, endpoint: Endpoint[P, R], *args: P.args, **kwargs: P.kwargs) -> MeshAnswers[R]:
-        """Ask all actors that there are: ``await trainers.ask(Trainer.step, batch)``.
+        """Ask all actors that are present: ``await trainers.ask(Trainer.step, batch)``.
 
         Waits for a world if there is none.  Raises ``WorldChanged`` when the world ends first, and ``MeshError`` if
         some fail by themselves.
@@ -277,14 +278,14 @@ class ElasticMesh(Generic[A]):
     # -- for the job ---------------------------------------------------------------------------------------------------
 
     def place_in(self, placements: Mapping[str, ActorPlacement], node: Node) -> MeshPlace:
-        """Return the mesh of a world, as its actors know it."""
+        """Return the mesh of a world, as its actors see it."""
         ranks = tuple(rank for _, rank in self._located(placements))
         return MeshPlace(
             mesh=f"{self.name}@{node.membership.generation}", axes=(MEMBER_AXIS,), sizes=(len(ranks),), ranks=ranks
         )
 
     def arrange(self, placements: Mapping[str, ActorPlacement], node: Node) -> None:
-        """Take over the places of a new world."""
+        """Adopt the places of a new world."""
         located = self._located(placements)
         self._filled = tuple(place for place, _ in located)
         self.holes = tuple(place for place in range(self.places) if place not in self._filled)

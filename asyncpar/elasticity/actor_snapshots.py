@@ -11,12 +11,12 @@ from asyncpar.elasticity.actor_places import ActorPlacement
 from asyncpar.node import Node
 
 SNAPSHOTS: Final = "asyncpar/snapshots"
-"""The name of the actor of each rank that keeps snapshots of actors of other ranks."""
+"""The name of the actor on each rank that keeps snapshots of other ranks' actors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSnapshot:
-    """The state of an actor, as it was saved for the ``version``-th time."""
+    """The ``version``-th saved state of an actor."""
 
     version: int
     content: bytes
@@ -24,7 +24,7 @@ class ActorSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorFailures:
-    """How often an actor has failed: seconds since each restart, failures in a row, and whether it stays down."""
+    """The failures of an actor: seconds since each restart, failures in a row, and whether it stays down."""
 
     ages: tuple[float, ...] = ()
     in_a_row: int = 0
@@ -35,7 +35,7 @@ HearFailures = Callable[[str, ActorFailures], None]
 
 
 class _Shelf(Actor):
-    """Gives and takes the snapshots of one rank."""
+    """Sends and receives the snapshots of one rank."""
 
     def __init__(self, kept: dict[str, ActorSnapshot], hear: HearFailures) -> None:
         self._kept = kept
@@ -43,7 +43,7 @@ class _Shelf(Actor):
 
     @endpoint
     async def note(self, name: str, failures: ActorFailures) -> None:
-        """Remember how often an actor of another rank has failed."""
+        """Record how often an actor of another rank has failed."""
         self._hear(name, failures)
 
     @endpoint
@@ -71,37 +71,37 @@ class ActorSnapshots:
         return iter(self._kept)
 
     def version(self, name: str) -> int:
-        """Return the version of the snapshot that is kept of the actor ``name``, 0 if there is none."""
+        """Return the version of the local snapshot of the actor ``name``, 0 if there is none."""
         kept = self._kept.get(name)
         return 0 if kept is None else kept.version
 
     def content(self, name: str) -> bytes | None:
-        """Return the snapshot that is kept of the actor ``name``."""
+        """Return the local snapshot of the actor ``name``."""
         kept = self._kept.get(name)
         return None if kept is None else kept.content
 
     async def open(self, node: Node, hear: HearFailures) -> None:
-        """Let other ranks of the world of ``node`` give and take snapshots, and tell how often actors have failed."""
+        """Exchange snapshots, and records of failures of actors, with other ranks of the world of ``node``."""
         await node.actor_system.spawn(_Shelf, self._kept, hear, name=SNAPSHOTS)
 
     def place(self, node: Node, placements: Mapping[str, ActorPlacement]) -> None:
-        """Keep to the places of the actors in the world of ``node`` from now on."""
+        """Use the places of the actors in the world of ``node`` from now on."""
         self._node, self._placements = node, placements
 
     def close(self) -> None:
-        """Send nothing more to other ranks: the world is over."""
+        """Stop sending to other ranks: the world is over."""
         self._node = None
 
     async def save(self, name: str, content: bytes) -> None:
-        """Keep a new snapshot, and return when the mirrors keep it; between two worlds, at once.
+        """Keep a new snapshot, and return when the mirrors have it; between two worlds, at once.
 
-        Raises ``PeerError`` when a mirror is lost: the next world has other ones, which get what is kept here.
+        Raises ``PeerError`` when a mirror is lost: the next world has other mirrors, which get this rank's snapshot.
         """
         self._kept[name] = ActorSnapshot(version=self.version(name) + 1, content=content)
         await self.mirror(name)
 
     async def fetch(self, name: str) -> None:
-        """Take over the newest snapshot of the actor ``name`` in this world, wherever it is."""
+        """Get the newest snapshot of the actor ``name`` in this world, from the rank that has it."""
         node, placement = self._node, self._placements[name]
         if node is None or placement.source is None or placement.source == node.rank:
             return
@@ -110,7 +110,7 @@ class ActorSnapshots:
             self._kept[name] = ActorSnapshot(version=found[0], content=found[1])
 
     async def mirror(self, name: str) -> None:
-        """Return when the ranks that are to have it keep the snapshot of the actor ``name``."""
+        """Return when the mirrors of the actor ``name`` have its snapshot."""
         node, placement, kept = self._node, self._placements.get(name), self._kept.get(name)
         if node is None or placement is None or kept is None:
             return
@@ -126,7 +126,7 @@ class ActorSnapshots:
             await node.ref(SNAPSHOTS, rank, actor_class=_Shelf).note(name, failures)
 
     async def renew(self, name: str) -> None:
-        """Give the snapshot of the actor ``name``, if this rank has the newest, to its mirrors of now."""
+        """Send the snapshot of the actor ``name``, if this rank has the newest, to its current mirrors."""
         node, placement = self._node, self._placements[name]
         if node is not None and node.rank == (placement.source if placement.rank is None else placement.rank):
             await self.mirror(name)

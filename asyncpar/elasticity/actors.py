@@ -2,12 +2,13 @@
 
 Theory of operation.  A world is a node of its own, with its own actor system, so every world starts the actors anew
 around the objects of the last one: an actor that lives keeps its object, runs ``on_world`` before its first message,
-and neither ``on_start`` nor ``on_stop``.  ``actor_places.py`` says who runs what, ``actor_lives.py`` runs it.
+and neither ``on_start`` nor ``on_stop``.  ``actor_places.py`` decides which rank runs which actor, ``actor_lives.py``
+runs them.
 
-Calls are not carried over.  When a world ends, what waits in a mailbox is refused at once, what runs has half a second
-to end and to be answered, and callers without an answer get ``WorldChanged``: the call was done once or not at all (one
-that is cut is undone, see ``LivingActor.judge``), and is never done twice.  Whether it may be asked again only the
-program knows.
+Calls are not carried over.  When a world ends, messages that wait in a mailbox are refused at once, running calls have
+half a second to end and to be answered, and callers without an answer get ``WorldChanged``: the call was done once or
+not at all (one that is cut is undone, see ``LivingActor.judge``), and is never done twice.  Only the program knows
+whether it may be repeated.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ A = TypeVar("A", bound=Actor)
 
 KEY: Final = "asyncpar/actors"
 HANDOVER: Final = 5.0
-"""Seconds for which ranks wait for each other's last snapshots before a change that is no loss."""
+"""Seconds for which ranks wait for each other's last snapshots before a change without a loss."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class ElasticActors(JobActors):
     def __init__(
         self, changed: Callable[[BaseException], WorldChanged], is_over: Callable[[BaseException], bool]
     ) -> None:
-        """``changed`` makes the error of calls that the end of a world has ended; ``is_over`` says whether it has."""
+        """``changed`` makes the error of calls that the end of a world has ended; ``is_over`` recognizes that cause."""
         super().__init__(changed, is_over)
         self._identity = secrets.token_hex(8)
         self._plans: dict[str, ActorPlan] = {}
@@ -71,16 +72,17 @@ class ElasticActors(JobActors):
         save_every: int | None = None,
         **kwargs: Any,
     ) -> A:
-        """Let the job have one actor ``name`` of the class ``actor``, on some rank, and return a reference to it.
+        """Declare one actor ``name`` of the class ``actor``, on some rank of the job, and return a reference to it.
 
         The reference finds the actor wherever it lives, in every world.  When its rank is lost, the actor starts again
         on another one; when it fails, on the same one, as often as ``intensity`` allows in all worlds together, after
-        ``backoff``; then it is down for the rest of the job.  It goes on from its last snapshot, or without one begins
-        anew, with the same arguments.  ``mirrors`` other ranks keep snapshots, on different hosts if there are: so many
-        ranks may be lost at once beside the actor's own.  With ``save_every=n`` the actor saves after every n messages,
-        before the last of them is answered: 1 forgets no answer.
+        ``backoff``; then it is down for the rest of the job.  It goes on from its last snapshot; without one it begins
+        anew, with the same arguments.  ``mirrors`` other ranks keep snapshots, on different hosts if there are: that
+        many ranks may be lost at once besides the actor's own.  With ``save_every=n`` the actor saves after every n
+        messages, before the last of them is answered: with 1, no answer is forgotten.
 
-        Raises ``UsageError`` for a class that is no ``ElasticActor``, a name that is taken, or after the first step.
+        Raises ``UsageError`` for a class that is not an ``ElasticActor``, a name that is taken, or after the first
+        step.
         """
         declared = DeclaredActor(name=name, class_path=_path(actor), mirrors=check_count("mirrors", mirrors, least=0))
         plan = self._plan(declared, actor, lambda: actor(*args, **kwargs), intensity, backoff)
@@ -99,7 +101,7 @@ class ElasticActors(JobActors):
         save_every: int | None = None,
         **kwargs: Any,
     ) -> ElasticMesh[A]:
-        """Let the job have an actor at each of ``places`` places, all on different ranks, and return their mesh.
+        """Declare an actor at each of ``places`` places, all on different ranks, and return their mesh.
 
         Places for which there is no rank are holes; newcomers fill them.  The actor at place 2 is called ``name[2]``.
         The other arguments are those of ``declare``.
@@ -124,7 +126,7 @@ class ElasticActors(JobActors):
 
     @property
     def is_used(self) -> bool:
-        """Were any declared?"""
+        """Whether any were declared."""
         return bool(self._plans)
 
     def _plan(
@@ -156,8 +158,8 @@ class ElasticActors(JobActors):
     async def enter_world(self, node: Node, change: WorldChange) -> None:
         """Start this rank's actors in the world of ``node``; return when all ranks have.  Collective.
 
-        Raises ``PeerError`` when the world is over before that, and what a constructor, ``restore`` or ``on_start``
-        raised: that is a fault of the program.
+        Raises ``PeerError`` when the world is over before that, and the errors of constructors, ``restore`` and
+        ``on_start``: those are faults of the program.
         """
         self._is_sealed = True
         self._node = node
@@ -177,7 +179,7 @@ class ElasticActors(JobActors):
     async def leave_world(self, *, is_planned: bool, is_last: bool) -> None:
         """End this world's actors.  ``is_planned``: no rank is lost, and all leave; then the last states are saved.
 
-        ``is_last``: this rank enters no world any more.
+        ``is_last``: this rank enters no further world.
         """
         node, self._node = self._node, None
         if node is None:
@@ -191,7 +193,7 @@ class ElasticActors(JobActors):
             self._lives.snapshots.close()
 
     def end(self) -> None:
-        """Forget the actors of this rank, which goes on to no world: they live elsewhere now."""
+        """Forget the actors of this rank, which enters no further world: they live elsewhere now."""
         super().end()
         self._lives.living.clear()
 
@@ -203,7 +205,7 @@ class ElasticActors(JobActors):
         return {name: placed.get(name) or replace(down, name=name) for name in self._plans}
 
     async def _exchange(self, node: Node) -> list[RankActors]:
-        """Tell the others what this rank holds.  Raises ``OperationMismatch`` if they have declared other actors."""
+        """Announce this rank's actors and snapshots.  Raises ``OperationMismatch`` if declarations differ."""
         plans, living, snapshots = self._plans.values(), self._lives.living, self._lives.snapshots
         mine = [
             [plan.declared.name, plan.declared.class_path, plan.declared.spread, plan.declared.mirrors]
@@ -229,7 +231,7 @@ class ElasticActors(JobActors):
         ]
 
     def _hear_failures(self, everyones: list[dict[str, dict[str, Any]]]) -> None:
-        """Take over how often actors have failed, of each what the rank knows that saw the last time."""
+        """Adopt the records of failures of actors: for each, that of the rank which saw the last failure."""
         known: dict[str, list[ActorFailures]] = {}
         for one in everyones:
             for name, fields in one.items():
@@ -239,7 +241,7 @@ class ElasticActors(JobActors):
             self._lives.hear(name, min(each, key=lambda failures: failures.ages[-1] if failures.ages else math.inf))
 
     async def _hand_over(self, node: Node) -> None:
-        """Save all states once more, and wait for the others: a rank that leaves loses nothing."""
+        """Save all states once more, and wait for the others, so a rank that leaves loses nothing."""
         try:
             async with asyncio.timeout(HANDOVER):
                 for living in self._lives.living.values():

@@ -1,9 +1,9 @@
-"""Compare what the bits of results depend on besides the program: processors, and the library of matrix products.
+"""Compare what determines the bits of results besides the program: processors, and the library of matrix products.
 
 The order of additions in a matrix product is that of a kernel, which OpenBLAS and MKL choose by the processor and the
-number of threads; numpy's own loops have instructions by the processor, too.  Ranks that differ in that come to other
-last bits.  They are not refused, since every step is still the same on all ranks; but a run depends then on which rank
-computes what, so one warning on each host says who differs, in what, and what to set.
+number of threads; numpy's own loops use instructions by processor, too.  Ranks that differ in these compute different
+last bits.  They are not refused, since every step is still the same on all ranks; but then a run depends on which rank
+computes what, so one warning on each host names the ranks that differ, the difference, and the remedy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MKL_THREADS: Final = "MKL_Get_Max_Threads"
 
 
 def describe_arithmetic() -> dict[str, str]:
-    """Return by name what numbers of this process depend on; what cannot be found out is left out."""
+    """Return, by name, the settings that the numbers of this process depend on; unknown ones are left out."""
     config = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {})
     found = {
@@ -96,7 +96,7 @@ def _mkl() -> dict[str, str]:
 
 
 def _loaded(name: str) -> str | None:
-    """Return the path of a library of this process, numpy's own if there is one; None where that is not known."""
+    """Return the path of a library of this process, numpy's own if there is one; None if it is not known."""
     try:
         maps = Path("/proc/self/maps").read_text("utf-8", "replace")
     except OSError:
@@ -116,7 +116,7 @@ class ArithmeticDifference:
     ranks: tuple[int, ...]
 
     def describe(self, hosts: Sequence[str]) -> str:
-        """Return who differs in what, and what to set; ``hosts`` are the names by rank."""
+        """Return which ranks differ, in what, and the remedy; ``hosts`` are the names by rank."""
         names = ", ".join(dict.fromkeys(hosts[rank] for rank in self.ranks))
         who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))} on {names}"
         verb = "have" if len(self.ranks) > 1 else "has"
@@ -131,14 +131,14 @@ class ArithmeticDifference:
 
 
 def find_differences(described: Sequence[Mapping[str, str]]) -> list[ArithmeticDifference]:
-    """Return in what ranks differ: ``described`` is what ``describe_arithmetic`` has returned on each.
+    """Return the differences between ranks; ``described`` has the result of ``describe_arithmetic`` on each.
 
-    What most ranks have is usual, and of equally many that of the lowest rank.
+    The most frequent value is the usual one; of equally frequent ones, that of the lowest rank.
     """
     found = []
     for name in dict.fromkeys(name for one in described for name in one):
         values = [one.get(name, "unknown") for one in described]
-        counts = Counter(values)  # in the order of ranks, of which ``max`` takes the first
+        counts = Counter(values)  # in the order of ranks: ``max`` takes the first
         usual = max(counts, key=counts.__getitem__)
         for value in counts:
             if value != usual:
@@ -148,15 +148,15 @@ def find_differences(described: Sequence[Mapping[str, str]]) -> list[ArithmeticD
 
 
 class ArithmeticComparison:
-    """Compares what ranks compute with, in each world, and warns once of each host and value that differs."""
+    """Compares the arithmetic of ranks in each world, and warns once of each host and value that differs."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str, str]] = set()
 
     async def compare(self, node: Node, mine: Mapping[str, str]) -> None:
-        """Compare ``mine`` with those of all ranks, which call this alike; the first rank of each host warns.
+        """Compare ``mine`` with those of all ranks; the first rank of each host warns.  Collective.
 
-        Eight bytes are exchanged where all are the same.
+        Eight bytes are exchanged if all are the same.
         """
         world = node.world
         if world.size == 1:

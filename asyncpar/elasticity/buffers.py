@@ -1,13 +1,13 @@
-"""Arrays of a state with a second buffer each, so that a step that is not committed leaves no trace.
+"""Arrays of a state with a second buffer each, so a step that is not committed leaves no trace.
 
 An array of an optimizer is *swapped*: an update goes into the second buffer, block by block, while a block is in the
-cache; the program sees that buffer from then on, and an abort shows the first one again.  What the program changes by
-itself is *kept* instead: the array is always the same object, its second buffer holds what was committed, and an abort
-copies it back.
+cache; the program sees that buffer from then on, and an abort shows the first one again.  An array that the program
+changes by itself is *kept* instead: it is always the same object, its second buffer holds the committed values, and an
+abort copies them back.
 
-The buffer that holds what is committed can be *lent* to readers, who keep it: it is never written again, and the next
-change that would write it goes into new memory: ``fresh`` has what can be taken from the system before that.  So
-a snapshot for a newcomer is neither copied nor waited for.
+The buffer that holds the committed values can be *lent* to readers, who keep it: it is never written again, and the
+next change that would write it goes into new memory, listed in ``fresh``, which can be taken from the system before
+that.  So a snapshot for a newcomer needs neither a copy nor a wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Buffered(ABC):
             )
         self.shape = ArrayShape.of(name, array)
         self.committed: Array = array
-        """What is committed; of a kept array, what the program sees: that may have changed since."""
+        """The committed values; of a kept array, the values that the program sees, which may have changed since."""
 
     @property
     def name(self) -> str:
@@ -47,16 +47,16 @@ class Buffered(ABC):
     @property
     @abstractmethod
     def latest(self) -> Array:
-        """What would be committed now."""
+        """The values that a commit would keep."""
 
     @property
     @abstractmethod
     def is_changed(self) -> bool:
-        """May ``latest`` differ from what was committed?"""
+        """Whether ``latest`` may differ from the committed values."""
 
     @abstractmethod
     def lend(self) -> Array:
-        """Return what is committed as an array that nobody writes any more."""
+        """Return the committed values as an array that is never written again."""
 
     @property
     @abstractmethod
@@ -65,11 +65,11 @@ class Buffered(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Keep what has changed."""
+        """Keep the changes."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Undo what has changed."""
+        """Undo the changes."""
 
 
 class SwappedArray(Buffered):
@@ -81,7 +81,7 @@ class SwappedArray(Buffered):
         self._spare = np.empty_like(array)
         self._is_open = False
         self._successor: Array | None = None
-        """What takes the place of a buffer that is lent."""
+        """The replacement for a buffer that is lent."""
 
     @property
     def latest(self) -> Array:
@@ -92,16 +92,16 @@ class SwappedArray(Buffered):
         return self._is_open
 
     def open(self) -> None:
-        """Let the program see the second buffer, which has to be filled."""
+        """Show the second buffer, which has to be filled, to the program."""
         self._is_open = True
         self._show(self._spare)
 
     def fill(self, part: slice) -> None:
-        """Copy what is committed of this part of the flat array into the second buffer."""
+        """Copy the committed values of this part of the flat array into the second buffer."""
         self._spare.reshape(-1)[part] = self.committed.reshape(-1)[part]
 
     def withdraw(self) -> None:
-        """Let the program see what is committed: nothing was changed."""
+        """Show the committed values to the program: nothing was changed."""
         self._is_open = False
         self._show(self.committed)
 
@@ -123,12 +123,12 @@ class SwappedArray(Buffered):
     def abort(self) -> None:
         if self._is_open:
             self._show(self.committed)
-            self._spare = np.empty_like(self.committed)  # a thread that was left behind may still write the other
+            self._spare = np.empty_like(self.committed)  # an abandoned thread may still write the other
             self._is_open = False
 
 
 class KeptArray(Buffered):
-    """An array that the program changes in place whenever it likes within a step."""
+    """An array that the program changes in place at any time within a step."""
 
     def __init__(self, name: str, array: Array) -> None:
         super().__init__(name, array)
@@ -136,7 +136,7 @@ class KeptArray(Buffered):
             raise UsageError(f"{name}: expected an array that can be written, so that it can be restored")
         self._backup = array.copy()
         self._successor: Array | None = None
-        """What takes the place of a buffer that is lent."""
+        """The replacement for a buffer that is lent."""
 
     @property
     def latest(self) -> Array:
@@ -147,13 +147,13 @@ class KeptArray(Buffered):
         return True
 
     def synchronize(self) -> None:
-        """Note what is committed, before the program changes it; may run in any thread."""
+        """Back up the committed values, before the program changes them; may run in any thread."""
         if self._successor is not None:
             self._backup, self._successor = self._successor, None
         np.copyto(self._backup, self.committed)
 
     def lend(self) -> Array:
-        """See ``Buffered``: to be called after ``synchronize`` and before the end of the step."""
+        """See ``Buffered``; call it after ``synchronize`` and before the end of the step."""
         if self._successor is None:
             self._successor = np.empty_like(self._backup)
         return self._backup

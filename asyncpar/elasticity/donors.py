@@ -1,13 +1,12 @@
-"""Healing: a newcomer gets the state from the memory of those who train, while they go on.
+"""Healing: a newcomer gets the state from the memory of the ranks that train, while they go on.
 
-Theory of operation.  The newcomer asks several *donors* to pin the state of one step: what is committed now, as long as
-the sums of the step under way are not there, else what the next commit makes.  Each donor lends the arrays that hold
+Theory of operation.  The newcomer asks several *donors* to pin the state of one step: the one committed now, until the
+sums of the step under way arrive, and after that the one of the next commit.  Each donor lends the arrays that hold
 it, and goes on in new memory: nothing is copied.  The newcomer fetches them in blocks from all donors, and checks each
-block's checksum and, in the end, the digest.  From the pinned step on donors also keep the result of each step's
-reduction: with these the newcomer runs the steps that it has missed itself, the program's own block with no portions of
-its own, and so comes to the state that the others have.  With the donors' lineage after such a step it proves that it
-computes the same, before it asks to come in.  A donor that goes takes nothing with it; a newcomer that goes is
-forgotten.
+block's checksum and, in the end, the digest.  From the pinned step on, donors also keep the result of each step's
+reduction: with these the newcomer runs the steps that it has missed itself, the program's own block without portions,
+and so reaches the state of the others.  With the donors' lineage after such a step it proves that it computes the same,
+before it asks to join.  The loss of a donor does no harm; a newcomer that leaves is forgotten.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from asyncpar.net.membership.lineage import Lineage
 Array: TypeAlias = NDArray[Any]
 
 PIN_SECONDS = 30.0
-"""A pin that was not used for so long is dropped: its newcomer is gone."""
+"""Seconds without use after which a pin is dropped: its newcomer is gone."""
 
 MOST_UPDATES = 64
-"""A newcomer that is so many steps behind begins anew."""
+"""A newcomer that is this many steps behind begins anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class StepUpdate:
         return sum(flat.nbytes for flat in self.flats)
 
     def copied(self) -> StepUpdate:
-        """Return the same with arrays of its own."""
+        """Return a copy with arrays of its own."""
         values = None if self.values is None else np.array(self.values)
         return replace(self, flats=[np.array(flat) for flat in self.flats], values=values)
 
@@ -88,11 +87,11 @@ class Donor(Protocol):
     def name(self) -> str: ...
 
     async def position(self) -> int:
-        """Return how many steps it has committed."""
+        """Return the number of its committed steps."""
         ...
 
     async def pin(self, step: int) -> SnapshotDescription:
-        """Return what it has pinned of the first state that it can, after ``step`` committed steps or more.
+        """Pin the first possible state after at least ``step`` committed steps, and return its description.
 
         Raises ``SnapshotTooLarge`` if it has no memory to go on in.
         """
@@ -103,16 +102,16 @@ class Donor(Protocol):
         ...
 
     async def update(self, pin: int, number: int) -> StepUpdate:
-        """Return the update of step ``number``, once that is reduced; its arrays are the caller's own.
+        """Return the update of step ``number``, once that is reduced; its arrays belong to the caller.
 
-        Who asks for it has the snapshot, and all updates before this one.
+        A caller that asks for it has the snapshot, and all earlier updates.
         """
         ...
 
     async def lineage(self, pin: int, step: int) -> Lineage:
-        """Return what it has after ``step`` committed steps, once it has committed them.
+        """Return its lineage after ``step`` committed steps, once it has committed them.
 
-        Who asks for it has the updates of all these steps, and of no more than one after them.
+        A caller that asks for it has the updates of all these steps, and of at most one more.
         """
         ...
 
@@ -128,9 +127,9 @@ class _Pin:
     taken: asyncio.Future[SnapshotDescription]
     arrays: dict[str, Array] = field(default_factory=dict)
     describing: asyncio.Task[None] | None = None
-    """Once the state is pinned."""
+    """Set once the state is pinned."""
     wanted: int = 0
-    """The first update that its newcomer may still ask for."""
+    """The first update that its newcomer may still request."""
 
 
 class SnapshotShelf:
@@ -141,16 +140,16 @@ class SnapshotShelf:
         self._numbers = itertools.count(1)
         self._updates: dict[int, StepUpdate] = {}
         self._identities: dict[int, Callable[[], Awaitable[StateIdentity]]] = {}
-        """Of the states after as many committed steps."""
+        """By number of committed steps, the identity of that state."""
         self._news = asyncio.Event()
         self._state: ElasticState | None = None
         self._is_open = False
-        """May what is committed be pinned now?  Not when the program may change it."""
+        """Whether the committed state can be pinned now; not while the program may change it."""
         self._earliest = 0
-        """The first state that can be pinned: of earlier ones the update was not kept."""
+        """The first state that can be pinned: updates of earlier ones were not kept."""
         self._describing: set[asyncio.Task[None]] = set()
         self._memory = ArrayPool(lambda: sys.maxsize if self._pins else 0)
-        """Of updates: each uses that of an earlier one."""
+        """Memory of updates: each reuses that of an earlier one."""
         self._layout = GradientLayout([])
         self._end: str | None = None
 
@@ -163,7 +162,7 @@ class SnapshotShelf:
 
     @property
     def steps(self) -> int:
-        """Number of committed steps of the state."""
+        """The number of committed steps of the state."""
         return 0 if self._state is None else self._state.step
 
     def attach(self, state: ElasticState) -> None:
@@ -173,7 +172,7 @@ class SnapshotShelf:
         self._tell()
 
     def detach(self) -> None:
-        """Give nothing until ``attach``: this process fetches the state anew, and nobody may wait for its next step."""
+        """Serve nothing until ``attach``: this process fetches the state anew, and no call may await its next step."""
         self._state, self._is_open = None, False
         self._pins.clear()
         self._updates.clear()
@@ -181,26 +180,26 @@ class SnapshotShelf:
         self._tell()
 
     def beginning(self) -> None:
-        """Note that a step is about to begin, from which on the program may change what it keeps."""
+        """Note that a step is about to begin, from which on the program may change the arrays that it keeps."""
         assert self._state is not None
         self._is_open = self._is_open and not self._state.has_kept_arrays
 
     def begun(self) -> None:
-        """Note that a step has begun, in which what is committed can be pinned until it is reduced."""
+        """Note that a step has begun, in which the committed state can be pinned until the step is reduced."""
         assert self._state is not None
         self._is_open, self._earliest = True, self._state.step
         self._take_pins()
 
     def reduced(self, layout: GradientLayout) -> bool:
-        """Note that the sums of a step, which have ``layout``, are there; return whether a newcomer needs them."""
+        """Note that the sums of a step, which have ``layout``, are available; return whether a newcomer needs them."""
         assert self._state is not None
         self._is_open, self._earliest, self._layout = False, self._state.step + 1, layout
         return any(pin.step <= self._state.step for pin in self._pins.values())
 
     async def copy(self, number: int, layout: GradientLayout, flats: Sequence[Array], loss: float) -> StepUpdate | None:
-        """Return a copy of what step ``number`` is about to use.
+        """Return a copy of the reduced gradients of step ``number``.
 
-        Without memory for it newcomers are forgotten, and there is none.
+        If there is no memory for it, newcomers are forgotten, and the result is None.
         """
         flats = layout.trimmed(flats)
         try:
@@ -215,9 +214,9 @@ class SnapshotShelf:
         return StepUpdate(number=number, layout=layout.description, flats=copies, loss=loss)
 
     def keep(self, update: StepUpdate) -> None:
-        """Give newcomers what a step is about to use, before it is committed.
+        """Publish the reduced gradients of a step to newcomers, before the step is committed.
 
-        If the step is aborted it comes again with the same sums.
+        If the step is aborted it is repeated with the same sums.
         """
         self._updates[update.number] = update
         self._tell()
@@ -240,7 +239,7 @@ class SnapshotShelf:
         self._tell()
 
     async def close(self, reason: str) -> None:
-        """Give nothing any more."""
+        """Stop serving."""
         self._end = reason
         self._pins.clear()
         self._tell()
@@ -252,7 +251,7 @@ class SnapshotShelf:
         self._news = asyncio.Event()
 
     def _take_pins(self) -> None:
-        """Pin what is committed for those who wait for it."""
+        """Pin the committed state for the newcomers that wait for it."""
         assert self._state is not None
         for number, pin in list(self._pins.items()):
             if pin.step <= self._state.step and pin.describing is None and not pin.taken.done():
@@ -276,7 +275,7 @@ class SnapshotShelf:
     async def _describe(
         self, number: int, pin: _Pin, state: ElasticState, values: dict[str, bytes], identity: Awaitable[StateIdentity]
     ) -> None:
-        """Say what is pinned, and take the memory in which the next steps go on."""
+        """Describe the pinned state, and take the memory in which the next steps go on."""
         shapes, fresh = state.shapes, [*state.fresh_arrays, *self._layout.take_from(self._memory)]
         try:
             known = await identity
@@ -352,7 +351,7 @@ class SnapshotShelf:
     async def update(self, pin: int, number: int) -> StepUpdate:
         """See ``Donor``."""
         asking = self._find(pin)
-        asking.arrays, asking.wanted = {}, number  # it has the snapshot, and all updates before this one
+        asking.arrays, asking.wanted = {}, number  # it has the snapshot, and all earlier updates
         while (update := self._updates.get(number)) is None:
             if self._find(pin).step > number or self._check().step > number:
                 raise NotFound(f"snapshot: the update of step {number} was not kept; begin anew")

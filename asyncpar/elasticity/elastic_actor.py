@@ -1,4 +1,4 @@
-"""The base of actors that outlive the world, and what goes with one over all worlds."""
+"""The base class of actors that outlive the world, and the record of one over all worlds."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LOG: Final = logging.getLogger(__name__)
 class ElasticActor(Actor):
     """Base of actors that outlive the world: declare them with ``job.actors.declare``.
 
-    A subclass that keeps something overrides ``state`` and ``restore``, and awaits ``save`` wherever other ranks are to
-    have what it knows now, or is declared with ``save_every``: when this rank is lost, the actor goes on elsewhere from
-    what was saved last.
+    A subclass that has state overrides ``state`` and ``restore``, and awaits ``save`` wherever other ranks are to get
+    its current state, or is declared with ``save_every``: when this rank is lost, the actor goes on elsewhere from the
+    state saved last.
 
-    A call that is cut in the middle, by the end of the world or by its caller, or that the end of the world makes fail,
-    changes nothing: the actor is restored to the state before it, or to that which the call itself has saved.
+    A call that is cut in the middle, by the end of the world or by its caller, or that fails because of the end of the
+    world, changes nothing: the actor is restored to the state before it, or to the one that the call itself has saved.
     Endpoints with ``concurrency`` run beside others, and are not undone.
     """
 
@@ -48,11 +48,11 @@ class ElasticActor(Actor):
                 raise UsageError(f"{name}: expected def, {cls.__qualname__}.{name} is async")
 
     def state(self) -> object:
-        """Return what the actor is to go on from elsewhere: plain data, see ``ElasticJob.state``."""
+        """Return the state from which the actor is to go on elsewhere: plain data, see ``ElasticJob.state``."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Take over ``state``: of an earlier life, between constructor and ``on_start``, or of before a cut call."""
+        """Restore ``state``: of an earlier life, between constructor and ``on_start``, or from before a cut call."""
 
     async def on_world(self, change: WorldChange) -> None:
         """Run in each world, before its first message; ``group`` is the one of that world.
@@ -61,10 +61,10 @@ class ElasticActor(Actor):
         """
 
     async def save(self) -> None:
-        """Return when the mirrors keep ``state()`` as it is now; on the only rank, at once.
+        """Return when the mirrors have the current ``state()``; on the only rank, at once.
 
-        An endpoint that saves before it returns has answered nothing that could be forgotten.  Raises ``PeerError``
-        when a mirror is lost: the next world has the state nevertheless if this actor lives on.
+        An endpoint that saves before it returns gives no answer that could be forgotten.  Raises ``PeerError`` when a
+        mirror is lost: the next world has the state nevertheless if this actor lives on.
         """
         await self._require_home().save()
 
@@ -90,7 +90,7 @@ class ElasticActor(Actor):
 
 @dataclass(slots=True, kw_only=True)
 class ActorPlan:
-    """What was declared: how to make the actor, and how often it may fail."""
+    """The declaration of an actor: how to make it, and how often it may fail."""
 
     declared: DeclaredActor
     actor_class: type[ElasticActor]
@@ -100,14 +100,14 @@ class ActorPlan:
     save_every: int | None = None
     mesh: ElasticMesh[Any] | None = None
     machine: SupervisorMachine | None = None
-    """Decides about restarts, on the rank that has the actor."""
+    """Decides about restarts, on the rank that runs the actor."""
     past: PastRestarts = field(default_factory=PastRestarts)
-    """The restarts before this world, on whichever rank they were."""
+    """The restarts before this world, on any rank."""
     has_given_up: bool = False
-    """Has it failed too often?"""
+    """Whether it has failed too often."""
 
     def make_machine(self) -> SupervisorMachine:
-        """Return the machine for an actor that is about to start, which counts earlier restarts as well."""
+        """Return the machine for an actor that is about to start; it counts earlier restarts as well."""
         self.machine = SupervisorMachine(
             {self.declared.name: Restart.PERMANENT},
             strategy=Strategy.ONE_FOR_ONE,
@@ -120,7 +120,7 @@ class ActorPlan:
 
 
 class WorldChanges(Protocol):
-    """How errors of the end of a world are known, and made."""
+    """Functions that recognize errors of the end of a world, and make them."""
 
     def is_end_of_world(self, error: BaseException) -> bool: ...
     def changed(self, error: BaseException) -> WorldChanged: ...
@@ -137,10 +137,10 @@ class LivingActor:
     lives_since: int
     changes: WorldChanges
     before: bytes | None = None
-    """The state before the call under way, or that which the call itself has saved; None between calls."""
+    """The state before the call under way, or the one that the call itself has saved; None between calls."""
     has_begun: bool = False
     is_carried: bool = False
-    """Does it go on in the next world, here or elsewhere?  Then the end of this one is no end of the actor."""
+    """Whether it goes on in the next world, here or elsewhere; then the end of this one is not the end of the actor."""
     unsaved: int = 0
     """Messages since the last snapshot."""
     saving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -150,7 +150,7 @@ class LivingActor:
         return self.plan.declared.name
 
     async def save(self) -> None:
-        """Keep the state as it is now, and have other ranks keep it; a call that was cut keeps nothing more."""
+        """Save the current state here and on other ranks; a call that was cut saves nothing more."""
         delivery = CURRENT.get()
         if delivery is not None and delivery.execution is not None and delivery.execution.is_interrupted:
             raise asyncio.CancelledError(f"actor {self.name!r}: {delivery.title} was cut, and saves nothing more")
@@ -160,7 +160,7 @@ class LivingActor:
         await self._keep(content)
 
     async def hand_over(self) -> None:
-        """Have other ranks keep the last state that is no middle of a call."""
+        """Save the last state that is not in the middle of a call on other ranks."""
         await self._keep(self._content() if self.before is None else self.before)
 
     async def _keep(self, content: bytes) -> None:
@@ -174,12 +174,12 @@ class LivingActor:
     # -- the calls of endpoints that run alone ---------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note the state before a call, if the actor has one."""
+        """Record the state before a call, if the actor has any."""
         if type(self.instance).state is not ElasticActor.state:
             self.before = self._content()
 
     def judge(self, error: BaseException, *, is_alone: bool) -> tuple[BaseException, bool]:
-        """Return what a call has failed with, and whether the program is at fault; undo the call if it is not."""
+        """Return the error of a call, and whether the program is at fault; undo the call if it is not."""
         own = program_errors(error, self.changes.is_end_of_world)
         is_cut = isinstance(error, asyncio.CancelledError)
         before, self.before = self.before, (None if is_alone else self.before)
@@ -191,7 +191,7 @@ class LivingActor:
         return (self.changes.changed(error) if isinstance(error, BaseExceptionGroup) else error), False
 
     async def finish(self) -> None:
-        """Save if that many messages have been handled.  Raises for an ask only, which is then not answered."""
+        """Save if enough messages have been handled.  Raises only for an ask, which is then not answered."""
         delivery = CURRENT.get()
         if delivery is None or delivery.spec is None or delivery.spec.concurrency is None:
             self.before = None  # it is done, whatever follows

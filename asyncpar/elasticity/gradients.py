@@ -13,7 +13,7 @@ from asyncpar.nn.optimizers import Optimizer
 
 
 def by_parameter(optimizer: Optimizer, gradients: Any) -> list[Any]:
-    """Return ``gradients``, by name or in order, in the order of the parameters.
+    """Return ``gradients``, given by name or in order, in the order of the parameters.
 
     By name, those of frozen parameters may be left out: they are zeros.  Raises ``UsageError``.
     """

@@ -1,4 +1,4 @@
-"""Healing, the newcomer's side: fetch a pinned state in blocks from all donors, then the updates that came later."""
+"""Healing, the newcomer's side: fetch a pinned state in blocks from all donors, then the later updates."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from asyncpar.errors import AsyncparError, DivergedState, NotFound, PeerLost, Pr
 from asyncpar.net.membership.lineage import Lineage, differs_from_group
 
 MOST_DONORS = 2
-"""Of so many the state is fetched at a time: each of them goes on in new memory."""
+"""The number of donors from which the state is fetched at a time: each of them goes on in new memory."""
 
 ATTEMPTS = 8
-"""How often a newcomer tries to have the same state pinned by all donors before it gives up."""
+"""Attempts of a newcomer to have the same state pinned by all donors before it gives up."""
 
 _AT_A_TIME = 8
-"""Blocks asked of one donor at the same time: it answers whenever its event loop gets a turn between computations."""
+"""Concurrent requests for blocks to one donor, which answers when its event loop gets a turn between computations."""
 
 _LOST = (PeerLost, NotFound, ConnectionError)
 
 
 class Healing:
-    """Brings ``state`` to what the donors have, and then along with them."""
+    """Brings ``state`` to that of the donors, and then keeps up with them."""
 
     def __init__(self, donors: Sequence[Donor], state: ElasticState) -> None:
         self._donors = list(donors[:MOST_DONORS])
@@ -38,14 +38,14 @@ class Healing:
         self._pinned: dict[int, SnapshotDescription] = {}
         """By place of its donor."""
         self._behind: int | None = None
-        """How many steps this state was behind when that was asked last."""
+        """The number of steps by which this state was behind when that was last checked."""
 
     async def fetch(self) -> None:
         """Fetch a snapshot, check it, and go on from it.
 
-        Raises ``PeerLost`` when no donor is left, ``UsageError`` naming what differs when this program has another
-        state or other settings, ``SnapshotTooLarge`` when no donor has memory, ``AuthenticationError`` for another
-        secret, ``DivergedState`` if donors differ.
+        Raises ``PeerLost`` when no donor is left, ``UsageError`` that names the difference when this program has
+        another state or other settings, ``SnapshotTooLarge`` when no donor has memory, ``AuthenticationError`` for
+        another secret, ``DivergedState`` if donors differ.
         """
         arrays = [self._state.committed_array(shape.name) for shape in self._state.shapes] + self._state.fresh_arrays
         taking = off_loop(partial(populate, arrays), nbytes=self._state.nbytes)
@@ -61,7 +61,7 @@ class Healing:
         missing, failures = list(range(len(self._donors))), list[BaseException]()
         for attempt in range(ATTEMPTS):
             step = max((found.lineage.step for found in self._pinned.values()), default=0)
-            if attempt > 1:  # training is faster than we are: aim at a later step
+            if attempt > 1:  # training is faster than the attempts: aim at a later step
                 step, missing = step + attempt, list(self._pinned)
             await self._forget(missing)
             found = await asyncio.gather(*(self._donors[place].pin(step) for place in missing), return_exceptions=True)
@@ -124,9 +124,9 @@ class Healing:
                 raise ProtocolError(f"healing: block {number} of {name!r} from {donor.name} is damaged")
 
     async def is_catching_up(self) -> bool:
-        """Return whether this state is behind that of the donors, but nearer to it than when this was asked before.
+        """Return whether this state is behind that of the donors, but nearer than at the last call.
 
-        Then it will soon be where they are, and they need not wait for it.  Raises ``PeerLost`` when no donor is left.
+        Then it will soon catch up, and they need not wait for it.  Raises ``PeerLost`` when no donor is left.
         """
         before, self._behind = self._behind, max(0, await self._position() - self._state.step)
         return self._behind > 0 and (before is None or self._behind < before)
@@ -153,10 +153,10 @@ class Healing:
         raise PeerLost(f"healing: no donor has the update of step {number}", cause="all donors are lost")
 
     async def prove(self, mine: Lineage) -> None:
-        """Return when the donors have committed as many steps as ``mine``, and have the same.
+        """Return when the donors have committed as many steps as ``mine``, with an equal lineage.
 
-        Raises ``DivergedState`` if they have not: this process computes otherwise.  ``PeerLost`` when no donor can
-        answer any more: then ``fetch`` anew.
+        Raises ``DivergedState`` if it differs: this process computes differently.  Raises ``PeerLost`` when no donor
+        can answer any more: then ``fetch`` anew.
         """
         while self._pinned:  # an update that is under way meanwhile may find donors lost, too
             place = min(self._pinned)
@@ -171,7 +171,7 @@ class Healing:
         raise PeerLost(f"healing: no donor has the lineage of step {mine.step}", cause="all donors are lost")
 
     async def _forget(self, places: Iterable[int] | None = None) -> None:
-        """Let the donors at these places, all by default, forget their pins."""
+        """Make the donors at these places, by default all, forget their pins."""
         for place in list(self._pinned) if places is None else list(places):
             described = self._pinned.get(place)
             if described is not None:
@@ -180,7 +180,7 @@ class Healing:
                 self._pinned.pop(place, None)
 
     async def close(self) -> None:
-        """Let the donors forget what they keep for this newcomer."""
+        """Make the donors forget everything that they keep for this newcomer."""
         await self._forget()
 
 

@@ -1,6 +1,6 @@
-"""End a block of the program where it waits, and judge how a block has ended: by the world's change, or by itself.
+"""End a block of the program where it waits, and judge its end: caused by a change of the world, or by the program.
 
-A block is ended as by ``asyncio.timeout``, without ending its task.  What a block raises may be a group of errors, as
+A block is ended as by ``asyncio.timeout``, without ending its task.  The error of a block may be a group of errors, as
 of ``asyncio.TaskGroup`` and ``anyio.create_task_group``: ``program_errors`` is the one place that takes them apart.
 """
 
@@ -20,10 +20,11 @@ def is_world_changed(error: BaseException) -> bool:
 def program_errors(
     error: BaseException, is_world_change: Callable[[BaseException], bool], *, is_interrupted: bool = False
 ) -> BaseException | None:
-    """Return the part of ``error`` that is the program's own, None if all of it comes of a change of the world.
+    """Return the part of ``error`` that is the program's own, None if all of it results from a change of the world.
 
-    Groups of errors are taken apart at any depth: the result is a group of those that are no ``is_world_change``, with
-    their tracebacks, or ``error`` itself if it has no others.  ``is_interrupted``: cancellations come of a change, too.
+    Groups of errors are taken apart at any depth: the result is a group of those that are not ``is_world_change``, with
+    their tracebacks, or ``error`` itself if it has no others.  ``is_interrupted``: cancellations result from a change,
+    too.
     """
 
     def comes_of_change(leaf: BaseException) -> bool:
@@ -46,7 +47,7 @@ class Interruption:
         self._was_fired = False
 
     def begin(self) -> None:
-        """Begin the block, in the task that calls this."""
+        """Begin the block, in the calling task."""
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -58,12 +59,12 @@ class Interruption:
             self._task.cancel()
 
     def forbid(self) -> None:
-        """Have nothing interrupt the block from now on."""
+        """Prevent all further interruptions of the block."""
         if not self._was_fired:
             self._task = None
 
     def end(self) -> bool:
-        """End the block; return whether ``interrupt``, and nobody else, has cancelled its task."""
+        """End the block; return whether only ``interrupt`` has cancelled its task."""
         task, self._task = self._task, None
         if task is None or not self._was_fired:
             return False

@@ -1,4 +1,4 @@
-"""An elastic job, as one of its processes has it: its state, its steps, and the world of now."""
+"""An elastic job from the view of one of its processes: its state, its steps, and the current world."""
 
 from __future__ import annotations
 
@@ -63,19 +63,22 @@ if TYPE_CHECKING:
     from asyncpar.elasticity.actors import ElasticActors
 
 _HEAL_AGAIN = Backoff(initial=0.05, maximum=2.0)
-"""Before donors are asked for again: it takes the director a while to notice that they are lost, or all are done."""
+"""The delay before asking for donors again: the director notices late that they are lost, or that all are done."""
 
 HEALINGS = 24
-"""How often, within some 40 s, a newcomer asks for donors whose connections fail before it gives up: it takes longer
-than a leader waits for the last hosts that have the state."""
+"""Attempts of a newcomer to find donors, within some 40 s, before it gives up.
+
+They last longer than a leader waits for the last hosts that have the state.
+"""
 
 
 class ElasticJob:
     """One process of an elastic job.  Made by ``asyncpar.elastic``; use as ``async with``.
 
-    ``portions`` is the number of parts of every global batch, whatever the world; with ``seed`` it decides all numbers.
+    ``portions`` is the number of parts of every global batch, whatever the world; with ``seed`` it determines all
+    numbers.
 
-    ``source`` says where worlds come from, for tests; by default it is the launcher's.
+    ``source`` provides the worlds, for tests; by default it is the launcher's.
     """
 
     def __init__(self, *, portions: int, seed: int = 0, source: WorldSource | None = None) -> None:
@@ -85,7 +88,7 @@ class ElasticJob:
         self.seed = check_count("seed", seed, least=0)
         self._source: WorldSource = _default_source() if source is None else source
         self.arithmetic = describe_arithmetic() if isinstance(self._source, PipeWorlds | LaunchedWorld) else {}
-        """What the bits of numbers depend on in this process; {} where all members are of one process."""
+        """The settings that the bits of numbers depend on in this process; {} where all members are in one process."""
         self._comparison = ArithmeticComparison()
         self._state: ElasticState | None = None
         self._node: Node | None = None
@@ -97,11 +100,11 @@ class ElasticJob:
         self._step: ElasticStep | None = None
         self._futile = 0
         self._state_lost: StateLost | None = None
-        """Parts of the state that the next step would need are lost."""
+        """Set if parts of the state that the next step would need are lost."""
         self.is_drained = False
-        """Whether this process is no member at the end.
+        """Whether this process is not a member at the end.
 
-        It was asked to leave, so that ``steps`` ends early, or the job was complete before its state was known to be
+        It was asked to leave, so ``steps`` ends early, or the job was complete before its state was known to be
         equal to that of the others.
         """
         self._refused: Callable[[], None] | None = None
@@ -111,7 +114,7 @@ class ElasticJob:
         self.pool = FlatPool()
         self._actors: ElasticActors | None = None
         self.failed: tuple[int, str] | None = None
-        """The step that the program has failed in, and how; None if it has gone on to another one."""
+        """The step in which the program has failed, and the error; None if it has gone on to another one."""
         self._changes = Broadcast[WorldChange]()
 
     async def __aenter__(self) -> Self:
@@ -135,7 +138,7 @@ class ElasticJob:
             self._changes.close()
 
     def _failure(self, error: BaseException | None) -> tuple[int | None, str] | None:
-        """Return how the program has failed, in which step if in one; None if it is done.
+        """Return the failed step, None outside a step, and the error of the program; None if the program is done.
 
         A program that a signal or a cancellation ends is not done: its state may be lost with it.
         """
@@ -159,16 +162,16 @@ class ElasticJob:
         pipeline: Sequence[Stage[Any]] | None = None,
         **extra: Any,
     ) -> ElasticState:
-        """Return the state of the run: what is committed with each step, compared, and sent to newcomers.
+        """Return the state of the run: committed with each step, compared, and sent to newcomers.
 
         ``parameters`` are ``Parameter`` objects, or arrays by name; ``extra`` are values by name: plain data, arrays,
         numpy Generators, and objects with ``state()`` and ``restore()`` or ``state_dict()`` and ``load_state_dict()``.
         ``zero`` shards the optimizer over the ranks by portion: its states (1), gradients as well (2), parameters as
-        well (3).  ``codec`` encodes the gradients of each portion; what that loses is kept by portion and added to its
-        next ones, as float32 or, for less traffic to the mirror, in ``residual_codec``.  With ``outer`` it is a state
+        well (3).  ``codec`` encodes the gradients of each portion; its loss is kept by portion and added to the next
+        gradients, as float32 or, for less traffic to the mirror, in ``residual_codec``.  With ``outer`` it is a state
         for ``rounds``.  ``rng`` is a generator of the program, which is part of the state.  ``pipeline`` are the stages
         of a model, of which each rank has some: see ``step.run_pipeline``; ``parameters`` and ``optimizer`` are those
-        of all stages.  All ranks must make the same.
+        of all stages.  All ranks must make the same state.
 
         Raises ``UsageError`` naming a value that cannot be compared with that of the other ranks, and
         ``SnapshotTooLarge`` when there is no memory for second buffers.
@@ -186,10 +189,10 @@ class ElasticJob:
         return ElasticState(parameters, optimizers, rng, extra, sharding=sharding)
 
     async def steps(self, state: ElasticState, *, until: int) -> AsyncGenerator[ElasticStep, None]:
-        """Yield the steps from here to ``until``; after a fault the same number comes again.
+        """Yield the steps from here to ``until``; after a fault the same number is repeated.
 
-        Each is used as ``async with step``, once, before the next is asked for.  A newcomer gets the state of the
-        others first, and the steps that it has missed meanwhile as replays.
+        Use each as ``async with step``, once, before the next is requested.  A newcomer first gets the state of the
+        others, and the steps that it has missed meanwhile as replays.
         """
         if state.sharded is not None and state.sharded.workers is not None:
             raise UsageError("steps: this state has workers, which were asked for by outer=; use rounds")
@@ -200,11 +203,11 @@ class ElasticJob:
     async def rounds(
         self, state: ElasticState, *, steps: int, quorum: float = 1.0, grace: float = 1.0, until: int
     ) -> AsyncGenerator[ElasticRound, None]:
-        """Yield the rounds of DiLoCo from here to ``until``; each trains portions by themselves for ``steps`` steps.
+        """Yield the rounds of DiLoCo from here to ``until``; each trains portions independently for ``steps`` steps.
 
         ``state`` was made with ``outer=``, the rate and momentum of the outer optimizer.  The outer step is made when
-        all portions are done, or ``grace`` seconds after a ``quorum`` of them is: what comes later is dropped.  Each is
-        used as ``async with round``.  With a quorum of 1 the bits are the same in every world.
+        all portions are done, or ``grace`` seconds after a ``quorum`` of them is: later ones are dropped.  Use each as
+        ``async with round``.  With a quorum of 1 the bits are the same in every world.
         """
         plan = RoundPlan(steps=steps, quorum=quorum, grace=grace)
         workers = None if state.sharded is None else state.sharded.workers
@@ -236,7 +239,7 @@ class ElasticJob:
     def actors(self) -> ElasticActors:
         """The actors of the job, which outlive worlds: see ``ElasticActors.declare``."""
         if self._actors is None:
-            from asyncpar.elasticity.actors import ElasticActors  # needed by those who have actors only
+            from asyncpar.elasticity.actors import ElasticActors  # needed only with actors
 
             self._actors = ElasticActors(self.changed, self.is_world_over)
         return self._actors
@@ -244,7 +247,7 @@ class ElasticJob:
     def ask_to_leave(self, refused: Callable[[], None]) -> bool:
         """Ask the agent to let this process leave at the end of a step, as the first SIGTERM does under ``ap.run``.
 
-        Returns False where there is no agent.  ``refused`` is called if it may not: it is to end anyway, or no other
+        Returns False if there is no agent.  ``refused`` is called if it may not leave: it is to end anyway, or no other
         rank would go on.
         """
         if not isinstance(self._source, PipeWorlds) or not self._source.ask_to_leave(refused):
@@ -253,15 +256,15 @@ class ElasticJob:
         return True
 
     def watch_world(self) -> AsyncIterator[WorldChange]:
-        """Iterate over the worlds that this process comes into after this call: who joined and left, and why.
+        """Iterate over the worlds that this process enters after this call: who joined and left, and why.
 
-        Every watcher gets every change; it ends with the job.
+        Every watcher gets every change; the iteration ends with the job.
         """
         return self._changes.listen()
 
     @property
     def world(self) -> Communicator:
-        """The communicator of the world of now."""
+        """The communicator of the current world."""
         if self._node is None:
             raise UsageError("world: this job has none yet; it comes with the first step")
         return self._node.world
@@ -272,12 +275,12 @@ class ElasticJob:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the world of now."""
+        """This process's rank in the current world."""
         return 0 if self._membership is None else self._membership.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks of the world of now."""
+        """The number of ranks of the current world."""
         return 1 if self._membership is None else self._membership.size
 
     @property
@@ -323,7 +326,7 @@ class ElasticJob:
                 await healing.close()
 
     async def _unless_refused(self, work: Awaitable[None]) -> None:
-        """Wait for ``work``; where it finds that this process would not be the same training, report that."""
+        """Await ``work``; if it finds that this process would not be the same training, report that."""
         try:
             await work
         except (DivergedState, UsageError) as error:
@@ -335,8 +338,8 @@ class ElasticJob:
     ) -> AsyncGenerator[ElasticStep, None]:
         """Run the steps that this newcomer has missed, until it is a member, or there are no more steps.
 
-        It asks to come in when it has caught up, so that the others need not wait for it, or when it comes no nearer:
-        then they have to.  Before that it has run a step, and shown that it comes to what the others have: else no
+        It asks to join when it has caught up, so the others need not wait for it, or when it no longer gets nearer:
+        then they have to.  Before that it has run a step, and proved that it comes to the others' state: otherwise no
         world is changed for it, and ``DivergedState`` is raised.  ``size`` is that of the world to come.
         """
         self.shelf.attach(state)
@@ -355,7 +358,7 @@ class ElasticJob:
                 if update is None:
                     assert joining is not None
                     membership = joining.result()
-                    if not await self._is_caught_up(membership):  # they do a step again that was repeated here
+                    if not await self._is_caught_up(membership):  # they repeat a step that was repeated here
                         raise PeerLost("healing: the others have not committed the last step", cause="an aborted step")
                     others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
                     await self._come_in(membership)
@@ -370,7 +373,7 @@ class ElasticJob:
                     self._source.progress(await state.lineage())
             try:
                 await self._unless_refused(healing.prove(await state.lineage()))
-            except PeerLost:  # the others are done, and nobody can compare the state of this process any more
+            except PeerLost:  # the others are done, and none can compare the state of this process any more
                 self.is_drained = True
         finally:
             for task in (coming, *others):
@@ -378,7 +381,7 @@ class ElasticJob:
             await asyncio.gather(coming, *others, return_exceptions=True)
 
     async def _take_memory(self, update: StepUpdate, size: int) -> None:
-        """Take the memory that the first step in a world of ``size`` ranks needs, so that the others need not wait."""
+        """Take the memory that the first step in a world of ``size`` ranks needs, so the others need not wait."""
         portions = -(-self.portions // size)
         count = portions.bit_length() + 2  # sums of its portions, and two arrays for those of all
         arrays = self.pool.reserve(GradientLayout.described(update.layout), count)
@@ -394,18 +397,18 @@ class ElasticJob:
 
     @property
     def meter(self) -> StepMeter:
-        """Records the steps of this rank in the world of now."""
+        """Records the steps of this rank in the current world."""
         assert self._meter is not None, "there is a world"
         return self._meter
 
     @property
     def is_revoked(self) -> bool:
-        """Is the world of now over?"""
+        """Whether the current world is over."""
         return self._revoked.is_set()
 
     @property
     def has_pending(self) -> bool:
-        """Does a change wait for the end of a step?"""
+        """Whether a change waits for the end of a step."""
         return self._source.has_pending(self.generation)
 
     def _hear_revoked(self, generation: int, why: BaseException | None) -> None:
@@ -413,12 +416,12 @@ class ElasticJob:
             return
         self._revoked_generation, self._why = generation, why
         if generation >= self.generation:
-            self._revoked.set()  # of a world that is not taken yet, too
+            self._revoked.set()  # of a world that is not brought up yet, too
             if self._step is not None and self._membership is not None:
                 self._step.interrupt()
 
     def changed(self, error: BaseException) -> WorldChanged:
-        """Return what an operation raises that failed with ``error`` because the world is over."""
+        """Return the error to raise for an operation that failed with ``error`` because the world is over."""
         rank = error.rank if isinstance(error, PeerError) else None
         host = error.host if isinstance(error, PeerError) else None
         return WorldChanged(
@@ -430,7 +433,7 @@ class ElasticJob:
         )
 
     def is_world_over(self, error: BaseException) -> bool:
-        """Decide whether ``error``, which is no group, comes of the end of the current world, not of the program."""
+        """Decide whether ``error``, which is not a group, is of the end of the current world, not of the program."""
         if isinstance(error, WorldChanged):
             return True
         if isinstance(error, DivergedState | ActorDown) or not isinstance(error, PeerError | StaleGeneration):
@@ -473,7 +476,7 @@ class ElasticJob:
                 return
 
     async def reform(self, step: ElasticStep, error: BaseException | None) -> None:
-        """End the world of now, settle ``step``, and bring up the next world."""
+        """End the current world, settle ``step``, and bring up the next world."""
         self._note_futile(step, error)
         before = self.size
         while True:
@@ -494,7 +497,7 @@ class ElasticJob:
                 return
 
     async def _next(self, step: ElasticStep | None, *, is_planned: bool = False) -> Membership | None:
-        """Report what this process has, and return the world that comes next for it."""
+        """Report the state of this process, and return its next world."""
         state = self.current_state
         prepared = await state.prepared_lineage() if step is not None and step.is_prepared else None
         report = MemberReport(
@@ -517,7 +520,7 @@ class ElasticJob:
             membership = following
 
     async def _has_taken(self, membership: Membership) -> bool:
-        """Bring up a world, and return whether it came up: another rank may be lost meanwhile."""
+        """Bring up a world, and return whether that succeeded: another rank may be lost meanwhile."""
         try:
             await self._take(membership)
         except DivergedState:
@@ -556,7 +559,7 @@ class ElasticJob:
         self._membership = membership
         if self._refused is not None and membership.size == 1:
             self._refused()
-        if self._revoked_generation < membership.generation:  # it may be revoked before it is taken
+        if self._revoked_generation < membership.generation:  # it may be revoked before it is brought up
             self._revoked.clear()
         starting = asyncio.ensure_future(self._bring_up(membership))
         ending = asyncio.ensure_future(self._revoked.wait())
@@ -574,7 +577,7 @@ class ElasticJob:
                 await asyncio.wait({starting})
 
     async def _bring_up(self, membership: Membership) -> None:
-        """Start the node of a world, its actors, and get the parts of the state that this rank is to have in it."""
+        """Start the node of a world and its actors, and get the parts of the state that this rank is to have in it."""
         self._node = await start_node(membership.attach)
         self._node.links.is_elastic = True
         self._meter = step_meter(self._node.world, "training")
@@ -586,7 +589,7 @@ class ElasticJob:
         if state.sharded is not None:
             try:
                 await state.sharded.parts.reshard(self._node.world, self._node.membership.hosts, state.step)
-            except StateLost as error:  # of those who had done all steps, and have left, nothing is needed
+            except StateLost as error:  # nothing is needed of ranks that had done all steps, and have left
                 self._state_lost = error
 
     async def _stop_node(self, *, is_planned: bool = False, is_last: bool = False) -> None:
@@ -597,18 +600,18 @@ class ElasticJob:
             if self._state is not None and self._state.sharded is not None:
                 await self._state.sharded.leave_world()
             if self.is_revoked and self._why is not None and not is_last:
-                node.links.is_revoked = True  # all were told so: nobody waits for one that is stopped or cut off
+                node.links.is_revoked = True  # all were notified: none waits for one that is stopped or cut off
             await node.stop()
             why = self._why if self.is_revoked else None
-            node.world.revoke(why or "this rank went on to another world")  # kept, it raises StaleGeneration
+            node.world.revoke(why or "this rank went on to another world")  # later uses raise StaleGeneration
 
 
 def elastic(*, portions: int, seed: int = 0, source: WorldSource | None = None) -> ElasticJob:
     """Return an elastic job: ``async with ap.elastic(portions=16) as job``.
 
     Every global batch has ``portions`` parts, over which sums have the same bits in every world: choose a power of two
-    and at least as many as there will ever be ranks.  ``seed`` is that of ``step.rng``.  ``source`` says where worlds
-    come from; by default the launcher of this process; without one it is a world of one.
+    and at least as many as there will ever be ranks.  ``seed`` is that of ``step.rng``.  ``source`` provides the
+    worlds; by default it is the launcher of this process; without one there is a world of one.
     """
     return ElasticJob(portions=portions, seed=seed, source=source)
 
@@ -623,7 +626,7 @@ def _default_source() -> WorldSource:
 async def _unless_done(
     coming: asyncio.Future[StepUpdate], joining: asyncio.Future[Membership] | None
 ) -> StepUpdate | None:
-    """Return what comes; None if the other one is done before, which may fail."""
+    """Return the result of ``coming``; None if ``joining``, which may fail, is done first."""
     waited: set[asyncio.Future[Any]] = {coming, *(() if joining is None else (joining,))}
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     return None if joining is not None and joining.done() else coming.result()

@@ -1,9 +1,9 @@
-"""Lineage: which history a state has.  Two states of one step are the same training only if their lineages are equal.
+"""Lineage: the history of a state.  Two states of one step are the same training only if their lineages are equal.
 
 The digest of a state is BLAKE2b over names, types and shapes, plain values, and the 64-bit XXH3 of every block of every
-array.  XXH3 guards against chance, not against forgery: a sender of a state has proved that it is of the job, and
-only changes that happen by chance (another order of additions, a flipped bit) have to be seen, at memory speed:
-BLAKE2b of everything would take thirty times as long, in every step.
+array.  XXH3 guards against chance, not against forgery: a sender of a state has proved that it belongs to the job, and
+only accidental changes (another order of additions, a flipped bit) have to be detected, at memory speed: BLAKE2b of
+everything would take thirty times as long, in every step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from asyncpar.net.membership.lineage import DIGEST_BYTES, Lineage
 
 BLOCK_BYTES = 4 << 20
-"""Bytes of an array with a checksum of their own; also what a newcomer asks for at a time."""
+"""Bytes of an array that share a checksum; also the size of a newcomer's requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ArrayShape:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of its content."""
+        """The number of blocks of its content."""
         return -(-self.nbytes // BLOCK_BYTES)
 
 
@@ -72,7 +72,7 @@ def state_digest(arrays: Sequence[tuple[ArrayShape, Iterable[int]]], values: Map
 
 
 def describe_frozen(everyones: Sequence[Sequence[str]]) -> str:
-    """Return which parameters are frozen on which rank, to be added to a message; "" where all have the same."""
+    """Return which parameters are frozen on which rank, to be appended to a message; "" if all ranks have the same."""
     if all(names == everyones[0] for names in everyones):
         return ""
     found = (f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in enumerate(everyones))
@@ -80,7 +80,7 @@ def describe_frozen(everyones: Sequence[Sequence[str]]) -> str:
 
 
 def describe_divergence(lineages: Sequence[Lineage], hosts: Sequence[str]) -> str:
-    """Name the ranks, on ``hosts``, whose lineage is not that of most; all where no lineage is that of most."""
+    """Name the ranks, on ``hosts``, whose lineage differs from the majority's; all ranks if there is no majority."""
     usual, count = Counter(lineages).most_common(1)[0]
     odd = [rank for rank, lineage in enumerate(lineages) if lineage != usual]
     shown = ", ".join(f"rank {rank}: step {each.step} {each.digest.hex()}" for rank, each in enumerate(lineages))

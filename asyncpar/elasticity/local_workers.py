@@ -1,6 +1,6 @@
 """Workers of DiLoCo (Douillard et al. 2023), one for each portion: each trains by itself from the common point.
 
-What a worker keeps from round to round, the states of its inner optimizer, is a part of the state: it moves with its
+The states of a worker's inner optimizer, which it keeps from round to round, are part of the state: they move with its
 portion.  The common point and the momentum of the outer optimizer are on every rank.
 """
 
@@ -24,14 +24,14 @@ from asyncpar.parallel.local.outer import OuterConfig, outer_step
 
 Array: TypeAlias = NDArray[Any]
 Contribution: TypeAlias = Mapping[str, Array]
-"""What a worker comes to, by kind: ``DIFFERENCE`` and what it keeps."""
+"""The result of a worker, by kind: ``DIFFERENCE`` and the arrays that it keeps."""
 
 DIFFERENCE = "difference"
 _STEPS = "steps"
 
 
 class LocalWorkers:
-    """``count`` workers that train the parameters of ``optimizer``, whose own states it takes away."""
+    """``count`` workers that train the parameters of ``optimizer``, whose own states they take over."""
 
     def __init__(self, name: str, optimizer: Optimizer, config: OuterConfig, count: int) -> None:
         parameters = optimizer.parameters
@@ -52,7 +52,7 @@ class LocalWorkers:
 
     @property
     def kinds(self) -> list[PartKind]:
-        """What each worker keeps."""
+        """The arrays that each worker keeps."""
         states = [self._kind(f"{self._name}.{state}", self.size) for state in self.optimizer.rule.state_names]
         counts = 1 + len(self.optimizer.parameters)  # of steps, and of those that each parameter has skipped
         return [*states, self._kind(f"{self._name}.{_STEPS}", counts)]
@@ -68,7 +68,7 @@ class LocalWorkers:
 
     @property
     def sent_kinds(self) -> dict[str, PartKind]:
-        """What a contribution consists of."""
+        """The arrays of a contribution."""
         return {kind.name: kind for kind in [*self.kinds, self._kind(DIFFERENCE, self.size)]}
 
     @contextmanager
@@ -79,9 +79,10 @@ class LocalWorkers:
         common: Callable[[str], Array],
         done: Callable[[Contribution], object],
     ) -> Iterator[Optimizer]:
-        """Let the optimizer be that of a worker, and the parameters its own, which begin at the ``common`` point.
+        """Make the optimizer that of a worker, and the parameters its own, which begin at the ``common`` point.
 
-        What it comes to goes to ``done``, unless it fails.  Without ``parts`` it has kept nothing, and is of no use.
+        Its result goes to ``done``, unless it fails.  Without ``parts`` it has kept nothing, and its result is of no
+        use.
         """
         optimizer, kept = self.optimizer, self._copies(parts, portion)
         if self._is_at_work:
@@ -115,7 +116,7 @@ class LocalWorkers:
         return {kind.name: parts.committed(kind.name, portion).copy() for kind in self.kinds}
 
     def shown(self, parameter: Parameter) -> Callable[[Array], None]:
-        """Return what shows ``parameter`` an array of the common point, while no worker is at work with it."""
+        """Return the function that shows ``parameter`` an array of the common point, while no worker uses it."""
 
         def show(array: Array) -> None:
             if not self._is_at_work:
@@ -128,7 +129,7 @@ class LocalWorkers:
         return np.concatenate([array.reshape(-1) for array in found])
 
     def keep(self, parts: StateParts, portion: int, contribution: Contribution) -> None:
-        """Let what a worker keeps be its part of the state after this round."""
+        """Make the arrays that a worker keeps its part of the state after this round."""
         for kind in self.kinds:
             parts.open(kind.name, portion)[...] = contribution[kind.name]
 
@@ -154,5 +155,5 @@ class LocalWorkers:
 
 
 def momentum_name(name: str) -> str:
-    """Return how the outer momentum of a parameter is called in the state."""
+    """Return the name of a parameter's outer momentum in the state."""
     return f"outer.{name}.momentum"

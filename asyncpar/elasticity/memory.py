@@ -1,4 +1,4 @@
-"""Memory of large arrays: check that it is free before it is allocated, and take it before it is touched."""
+"""Memory of large arrays: check that it is free before it is allocated, and populate it before it is touched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncpar.errors import SnapshotTooLarge
 
 _MADV_POPULATE_WRITE = 23
 _LEFT_ALONE = 0.05
-"""Part of the available memory that is left to others."""
+"""The share of the available memory that is left to others."""
 
 
 def check_room(nbytes: int, what: str, *, available: int | None = None) -> None:
@@ -27,17 +27,17 @@ def check_room(nbytes: int, what: str, *, available: int | None = None) -> None:
         except OSError as error:
             if not is_exhausted(error):
                 raise
-            return  # no file can be opened, to see how much there is
+            return  # no file can be opened to read the size
     room = int(available * (1.0 - _LEFT_ALONE))
     if nbytes > room:
         raise SnapshotTooLarge(f"{what} need {nbytes} bytes of memory, and there are {room}; nothing was changed")
 
 
 def populate(arrays: Iterable[NDArray[Any]]) -> None:
-    """Have the system back ``arrays`` with memory now, whatever is written to them meanwhile; may run in any thread.
+    """Have the system back ``arrays`` with memory now, even while they are written; may run in any thread.
 
-    A fault for each page, when it is touched first, takes several times as long.  Where the system cannot (before
-    Linux 5.14) nothing happens.
+    Page faults at the first touch take several times as long.  Where the system does not support it (before Linux
+    5.14) nothing happens.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None or not sys.platform.startswith("linux"):

@@ -1,11 +1,11 @@
 """State that is cut into parts: each is changed by one rank, held by two, and moves when the world changes.
 
-Theory of operation.  ``placement.py`` says who has what.  A step changes a part in a second buffer (``open``).  Before
-a rank votes it sends what it has changed to its mirror, gets what it mirrors, and learns the checksums of all parts:
-they are in the digest of the state, so all ranks have one lineage although each has other parts.  A prepared rank has
-all of that, so when all who are left are prepared, a lost rank's changes are with its mirror.  In a new world the ranks
-show what they have, and send each other what is missing; what is not needed any more is dropped with the next commit
-only, because that world may be lost before everybody has its parts.
+Theory of operation.  ``placement.py`` decides which rank has what.  A step changes a part in a second buffer
+(``open``).  Before a rank votes it sends its changes to its mirror, gets those that it mirrors, and learns the
+checksums of all parts: they are in the digest of the state, so all ranks have one lineage although each has other
+parts.  A prepared rank has all of that, so when all survivors are prepared, a lost rank's changes are with its mirror.
+In a new world the ranks announce what they have, and send each other what is missing; unneeded parts are dropped only
+with the next commit, because that world may be lost before all ranks have their parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PartSums: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 class StateParts:
-    """The parts of a state as one rank has them.  ``place`` says who has which on given hosts."""
+    """The parts of a state on one rank.  ``place`` computes their placement on given hosts."""
 
     def __init__(
         self, count: int, kinds: Sequence[PartKind], place: Callable[[Sequence[Sequence[int]]], PartPlacement]
@@ -44,7 +44,7 @@ class StateParts:
         self._rank = 0
         self._placement = PartPlacement((0,) * count, (None,) * count)
         self.sums: PartSums = {kind.name: _initial_sums(kind) for kind in self.kinds.values()}
-        """Of what is committed."""
+        """Checksums of the committed parts."""
         self._next_sums: PartSums | None = None
 
     # -- what owners use -----------------------------------------------------------------------------------------------
@@ -56,19 +56,19 @@ class StateParts:
 
     @property
     def owned(self) -> tuple[int, ...]:
-        """The parts that this rank owns in this world: each is owned by one."""
+        """The parts that this rank owns in this world: each has one owner."""
         return self._placement.owned(self._rank)
 
     def committed(self, kind: str, part: int) -> Array:
-        """Return what is committed of a part that this rank has; it must not be changed."""
+        """Return the committed values of a part of this rank; they must not be changed."""
         return self._committed[kind, part]
 
     def latest(self, kind: str, part: int) -> Array:
-        """Return what would be committed now of a part that this rank has."""
+        """Return the values of a part of this rank that a commit would keep."""
         return self._next.get((kind, part), self._committed[kind, part])
 
     def open(self, kind: str, part: int) -> Array:
-        """Return the second buffer of an owned part, to be filled; what it holds is undefined."""
+        """Return the second buffer of an owned part, to be filled; its content is undefined."""
         place = kind, part
         if place not in self._next:
             spare = self._spare.pop(place, None)
@@ -76,7 +76,7 @@ class StateParts:
         return self._next[place]
 
     def withdraw(self, kinds: Iterable[str]) -> None:
-        """Forget what was opened of ``kinds``."""
+        """Forget the opened buffers of ``kinds``."""
         names = set(kinds)
         self._next = {place: array for place, array in self._next.items() if place[0] not in names}
 
@@ -84,13 +84,13 @@ class StateParts:
 
     @property
     def next_sums(self) -> PartSums:
-        """The checksums of what a commit would keep."""
+        """The checksums that a commit would keep."""
         return self.sums if self._next_sums is None else self._next_sums
 
     async def exchange(self, communicator: Communicator) -> None:
-        """Let the mirrors have what was changed, and everybody its checksums.  Raises ``PeerError`` as operations do.
+        """Send changes to the mirrors, and their checksums to all ranks.  Raises ``PeerError`` as operations do.
 
-        To be called by all ranks, whatever they have changed.
+        All ranks call it, whatever they have changed.
         """
         mine, kinds = self.changed, list(self.kinds)
         words = np.zeros((2, len(kinds), self.count), np.uint64)
@@ -127,11 +127,11 @@ class StateParts:
         self._next.update(received)
 
     def replay(self, sums: PartSums) -> None:
-        """Make the parts of a rank that has none yet and repeats a step, after which they have ``sums``."""
+        """Set the parts of a rank that has none yet and repeats a step, after which they have ``sums``."""
         self._next_sums = self._checked_sums(sums)
 
     def commit(self) -> None:
-        """Keep what has changed, and drop what is of no use in this world."""
+        """Keep the changes, and drop parts that are not needed in this world."""
         owned, held = set(self.changed), self._placement.held(self._rank)
         for place, array in self._next.items():
             before = self._committed.get(place)
@@ -146,13 +146,13 @@ class StateParts:
         self._is_initial = False
 
     def abort(self) -> None:
-        """Undo what has changed; buffers are not used again, since a thread or an operation may still write them."""
+        """Undo the changes; buffers are not reused, since a thread or an operation may still write to them."""
         self._next, self._next_sums = {}, None
 
     # -- worlds --------------------------------------------------------------------------------------------------------
 
     def adopt(self, sums: PartSums) -> None:
-        """Make the parts of a newcomer from the others' parts, which have ``sums``."""
+        """Set the parts of a newcomer from the others' parts, which have ``sums``."""
         self.sums = self._checked_sums(sums)
         self._committed, self._next, self._spare, self._next_sums = {}, {}, {}, None
         self._is_initial = False
@@ -167,7 +167,7 @@ class StateParts:
         return {name: tuple(sums[name]) for name in self.kinds}
 
     async def reshard(self, communicator: Communicator, hosts: Sequence[Sequence[int]], step: int) -> None:
-        """Get what this rank is to have in a new world; ``step`` steps are committed.
+        """Get the parts that this rank is to have in a new world; ``step`` steps are committed.
 
         Raises ``StateLost``, on all ranks, for parts that no rank has any more, and ``PeerError`` as operations do.
         """

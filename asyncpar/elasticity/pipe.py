@@ -1,11 +1,11 @@
-"""Worlds from a director at the other end of an inherited socket: how a process of an elastic job gets its worlds.
+"""Worlds from a director at the other end of an inherited socket: the source of a process of an elastic job.
 
-Theory of operation.  Both sides write the messages of ``pipe_messages``.  The process asks for donors, joins with what
-it has, withdraws to have it anew, reports what it has when a world ends and where it can be reached in one that forms,
-and leaves.  The director answers with worlds and with the addresses of all their members, and announces when a world is
-revoked, when a change waits for the end of a step, and why the job is over.  A process asks, too, for how long it may
-commit, and is answered behind all that the director has sent before.  The socket is private to the two; whatever goes
-between members carries the job's token.
+Theory of operation.  Both sides write the messages of ``pipe_messages``.  The process asks for donors, joins with its
+state, withdraws to fetch it anew, reports its lineage when a world ends and its address in one that forms, and leaves.
+The director answers with worlds and with the addresses of all their members, and announces when a world is revoked,
+when a change waits for the end of a step, and why the job is over.  A process also asks for how long it may commit; the
+answer follows everything that the director has sent before.  The socket is private to the two; all traffic between
+members carries the job's token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from asyncpar.net.membership.pipe_messages import (
 _MOST_WORDS = 1000
 
 Served: TypeAlias = tuple[str, Callable[[World, int], WorldBootstrap]]
-"""Where links are accepted, and what a node starts with once its world and its rank are known."""
+"""The address where links are accepted, and a function from world and rank to a node's bootstrap."""
 
 
 class ClosableDonor(Donor, Protocol):
@@ -63,15 +63,15 @@ class ClosableDonor(Donor, Protocol):
 
 
 class RankPipe(Protocol):
-    """The way of a rank to its agent, and its servers for other ranks: over sockets and gRPC, or simulated."""
+    """The connection of a rank to its agent, and its servers for other ranks: over sockets and gRPC, or simulated."""
 
     @property
     def is_open(self) -> bool:
-        """Can messages be written?"""
+        """Whether messages can be written."""
         ...
 
     async def open(self, take: Callable[[AgentMessage], None], end: Callable[[Exception], None]) -> None:
-        """Pass each message of the agent to ``take``, and why none follows to ``end``; once."""
+        """Pass each message of the agent to ``take``, and the reason of the end to ``end``; once."""
         ...
 
     def write(self, message: RankMessage) -> None:
@@ -94,7 +94,7 @@ class RankPipe(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let the agent read what was written, and close everything."""
+        """Let the agent read everything that was written, then close everything."""
         ...
 
 
@@ -105,22 +105,22 @@ class PipeWorlds:
         self._pipe = pipe
         self._answers: dict[type[PipeMessage], asyncio.Future[Any]] = {}
         self._generation = -1
-        """That of the last world that was announced."""
+        """The generation of the last announced world."""
         self._addresses: asyncio.Future[tuple[str, ...]] | None = None
-        """Those of its members, once all can be connected to."""
+        """The addresses of its members, once all accept connections."""
         self._callbacks: list[OnRevoked] = []
         self._pending = -1
         self._reached: Lineage | None = None
-        """How far this process has come while it waits for its first world."""
+        """The lineage that this process has reached while it waits for its first world."""
         self._lease = CommitLease(lambda: self._write(LeaseWanted(self._count_steps())))
         self._end: Exception | None = None
         self._is_drained = False
-        """No world comes any more, whatever is asked for: the job is complete, or this process leaves it."""
+        """Whether no further world comes: the job is complete, or this process leaves it."""
         self._refused: Callable[[], None] = lambda: None
         self._is_opened = False
         self._snapshots_at: str | None = None
         self._count_steps: Callable[[], int] = lambda: 0
-        """Returns how many steps are committed here."""
+        """Returns the number of steps committed here."""
         self._donors: list[ClosableDonor] = []
 
     # -- what a job asks -----------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class PipeWorlds:
 
     def progress(self, lineage: Lineage) -> None:
         """See ``WorldSource``."""
-        self._reached = lineage  # if the server of snapshots is starting, ``join`` tells it
+        self._reached = lineage  # if the server of snapshots is still starting, ``join`` reports it
         self._write(StateReached(lineage))
 
     async def withdraw(self) -> None:
@@ -187,9 +187,9 @@ class PipeWorlds:
         await self._pipe.close()
 
     def ask_to_leave(self, refused: Callable[[], None]) -> bool:
-        """Ask that this process is drained, and return whether anybody was asked; ``refused`` is called if it is not.
+        """Ask to be drained, and return whether there was an agent to ask; ``refused`` is called if that is refused.
 
-        The answer to its next report is that it leaves.
+        The answer to the next report is then that this process leaves.
         """
         if not self._pipe.is_open or self._end is not None:
             return False
@@ -215,7 +215,7 @@ class PipeWorlds:
         self._pipe.write(message)
 
     def _take(self, message: AgentMessage) -> None:
-        """Take a message of the agent, which may repeat what a leader before has announced, or come late."""
+        """Take a message of the agent; it may repeat announcements of a former leader, or be late."""
         if self._end is not None:
             return
         try:
@@ -252,7 +252,7 @@ class PipeWorlds:
                 assert_never(message)
 
     def _announced(self, world: WorldFormed) -> None:
-        """Go on to the next world; one that was announced before, or is over, comes again for nothing."""
+        """Go on to the next world; repeated announcements, and worlds that are over, have no effect."""
         if world.generation > self._generation:
             self._generation = world.generation
             self._addresses = asyncio.get_running_loop().create_future()
@@ -272,7 +272,7 @@ class PipeWorlds:
             future.set_result(value)
 
     def _fail(self, error: Exception) -> None:
-        """Fail all that wait: nothing comes any more."""
+        """Fail everything that waits: no more messages come."""
         if self._end is not None:
             return
         self._end = error
@@ -309,8 +309,8 @@ class PipeWorlds:
         )
 
     async def _all_served(self, generation: int) -> tuple[str, ...]:
-        """Return the addresses of the members of the world of ``generation``, once all can be connected to."""
+        """Return the addresses of the members of the world of ``generation``, once all accept connections."""
         addresses = self._addresses
         if generation != self._generation or addresses is None:
             raise StaleGeneration(f"generation {generation} is over: {self._generation} was announced meanwhile")
-        return await asyncio.shield(addresses)  # who stops waiting leaves it to be set
+        return await asyncio.shield(addresses)  # a caller that stops waiting leaves it to be set

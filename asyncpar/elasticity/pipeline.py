@@ -1,7 +1,7 @@
 """Pipelines in worlds that change: data parallelism over replicas of a pipeline, whose stages are parts of the state.
 
 Portions are the micro-batches.  Their gradients are kept apart, stage by stage, and added along the tree of portions
-over the replicas; so the bits do not depend on how many replicas there are, nor on how many stages a rank runs.
+over the replicas; so the bits depend neither on the number of replicas, nor on the number of stages per rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEDULE = "one_forward_one_backward"
 
 
 class ElasticPipeline:
-    """The ``stages`` of a model, whose parameters ``optimizer`` has by stage, as one process runs some of them."""
+    """The ``stages`` of a model, whose parameters ``optimizer`` has by stage; one process runs some of them."""
 
     def __init__(self, stages: Sequence[Stage[Any]], optimizer: ShardedOptimizer, portions: int, seed: int) -> None:
         self.stages = tuple(stages)
@@ -51,7 +51,7 @@ class ElasticPipeline:
         self._running: _PortionStage | None = None
         self._loss: LossFunction | None = None
         self.seconds_busy = 0.0
-        """The time in which this rank has computed in the last run."""
+        """The time for which this rank has computed in the last run."""
 
     def _call_loss(self, output: Any, target: Any) -> tuple[Any, Array]:
         assert self._loss is not None, "it is set before each run"
@@ -59,7 +59,7 @@ class ElasticPipeline:
 
     @staticmethod
     def bounds(stages: Sequence[Stage[Any]], parameters: Sequence[object]) -> list[int]:
-        """Return where the parameters of each stage begin.  Raises ``UsageError`` if ``parameters`` are others."""
+        """Return where the parameters of each stage begin.  Raises ``UsageError`` if ``parameters`` are not theirs."""
         own = [parameter for stage in stages for parameter in stage.parameters()]
         if len(own) != len(parameters) or any(one is not other for one, other in zip(own, parameters, strict=True)):
             raise UsageError(
@@ -71,7 +71,7 @@ class ElasticPipeline:
         return bounds
 
     def places(self, size: int) -> PipelinePlaces:
-        """Return who runs what in a world of ``size`` ranks."""
+        """Return the places of stages and portions in a world of ``size`` ranks."""
         return PipelinePlaces(len(self.stages), self._portions, size)
 
     async def run(
@@ -135,14 +135,14 @@ class ElasticPipeline:
         return self._executor, self._running
 
     async def close(self) -> None:
-        """Forget the pipeline of the world of now."""
+        """Forget the pipeline of the current world."""
         executor, self._executor, self._world = self._executor, None, None
         if executor is not None:
             await executor.close()
 
 
 class _OffLoop:
-    """Runs the computation of layers, beside the event loop if there are many parameters."""
+    """Runs the computation of layers, off the event loop if there are many parameters."""
 
     def __init__(self, size: int) -> None:
         self._nbytes = 4 * size
@@ -152,7 +152,7 @@ class _OffLoop:
 
 
 class _PortionStage(Stage[Any]):
-    """Stages one after another, of which the gradients of each portion are recorded by themselves."""
+    """Consecutive stages that record the gradients of each portion separately."""
 
     def __init__(self, stages: Sequence[Stage[Any]], numbers: range, seed: int) -> None:
         self._stages = stages
@@ -166,7 +166,7 @@ class _PortionStage(Stage[Any]):
 
     @contextmanager
     def recording(self, total: PortionSum, portions: range, step: int) -> Iterator[None]:
-        """Add the gradients of ``portions``, which come in order, to ``total``."""
+        """Add the gradients of ``portions``, which arrive in order, to ``total``."""
         self._total, self._portions, self._step, self._forwards = total, portions, step, 0
         try:
             yield

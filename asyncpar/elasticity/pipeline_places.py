@@ -1,8 +1,8 @@
 """Place the stages of a pipeline on the ranks of a world of any size.  Pure.
 
-A world has as many replicas of the pipeline as fit; each has consecutive ranks, one for a stage where there are enough,
-else each with consecutive stages.  Ranks that are left over are spare.  What a replica's rank changes, its peers in the
-other replicas change alike; where there is one replica only, another rank mirrors it.
+A world has as many replicas of the pipeline as fit; each has consecutive ranks, one per stage if there are enough,
+otherwise each with consecutive stages.  Ranks that are left over are spare.  The changes of a replica's rank are made
+alike by its peers in the other replicas; if there is only one replica, another rank mirrors it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PipelinePlaces:
 
     @property
     def width(self) -> int:
-        """Ranks of one replica."""
+        """The number of ranks of one replica."""
         return min(self.stages, self.size)
 
     @property
@@ -57,7 +57,7 @@ class PipelinePlaces:
         return tuple(rank % self.width + replica * self.width for replica in range(self.replicas))
 
     def placement(self, hosts: Sequence[Sequence[int]]) -> PartPlacement:
-        """Return who has the part of each stage."""
+        """Return the placement of the part of each stage."""
         owners = tuple(Portions(self.stages, self.width).owner(stage) for stage in range(self.stages))
         if self.replicas > 1:
             return PartPlacement(owners, (None,) * self.stages, tuple(self.peers_of(owner)[1:] for owner in owners))

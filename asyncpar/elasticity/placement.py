@@ -2,8 +2,8 @@
 
 Theory of operation.  A state that is too large for one rank, or belongs to a portion, is cut into a fixed number of
 *parts*, whatever the world.  Each part has an *owner*, which changes it, and a *mirror*, another rank that gets every
-change before the step is committed: so one rank may be lost at any moment, and the next world finds each part with
-somebody who is left.  The mirror is on another host where there is one.
+change before the step is committed: so one rank may be lost at any moment, and the next world finds each part with a
+survivor.  The mirror is on another host if there is one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def mirror_of(rank: int, hosts: Sequence[Sequence[int]]) -> int | None:
 
 @dataclass(frozen=True)
 class PartPlacement:
-    """By part: the rank that owns it, and the rank that mirrors it, None where no rank does.
+    """By part: the rank that owns it, and the rank that mirrors it, None if no rank does.
 
-    ``replicas``, where there are any, are ranks that change the part just as its owner does, and so need no mirror.
+    ``replicas``, if any, are ranks that change the part just as its owner does, and so need no mirror.
     """
 
     owners: tuple[int, ...]
@@ -93,7 +93,7 @@ class PartMove:
 def plan_moves(holders: Holders, placement: PartPlacement) -> tuple[tuple[PartMove, ...], tuple[int, ...]]:
     """Return the moves after which every rank has its parts, and the parts that no rank has any more.
 
-    Of several that have a part, the one that sends least so far sends it.
+    Of several ranks that have a part, the one that sends least so far sends it.
     """
     sent = [0] * len(holders)
     moves: list[PartMove] = []

@@ -1,4 +1,4 @@
-"""Plain values as canonical bytes: equal values have equal bytes, from which they come back with their types.  Pure."""
+"""Plain values as canonical bytes: equal values have equal bytes, which decode to the same types.  Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _DEEPEST = 32
 
 
 def encode_plain(value: object, name: str) -> bytes:
-    """Return ``value`` as bytes that do not depend on the order in which dicts were filled.
+    """Encode ``value`` as bytes that do not depend on the order in which dicts were filled.
 
-    None, booleans, whole numbers of any size, floats (by their bits), text, bytes, small arrays, and lists, tuples and
-    dicts of these.  Raises ``UsageError`` that names the place, ``name`` and on, of anything else: it has no digest
-    that would be equal on all ranks.
+    Accepts None, booleans, integers of any size, floats (by their bits), text, bytes, small arrays, and lists, tuples
+    and dicts of these.  Raises ``UsageError`` for anything else, naming its position, which begins with ``name``: it
+    has no digest that would be equal on all ranks.
     """
     return json.dumps(_mark(value, name, 0), separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def decode_plain(content: bytes) -> Any:
-    """Return the value of which ``content`` was made.  Raises ``ProtocolError`` if it was made of none."""
+    """Decode the value in ``content``.  Raises ``ProtocolError`` if it is not an encoded value."""
     try:
         return _unmark(json.loads(content))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Lossy codecs of gradients in worlds that change: what a codec owes belongs to the portion, and moves with it.
+"""Lossy codecs of gradients in worlds that change: a codec's residual belongs to the portion, and moves with it.
 
-A portion's gradients are encoded by themselves, with what its earlier ones lost (error feedback, Seide et al. 2014),
-and what counts is their decoded form: so the sum does not depend on who has the portion.  What is sent between ranks
-is whatever is less: the encoded forms, or sums of decoded ones; the bits are the same.
+The gradients of a portion are encoded separately, together with the loss of its earlier ones (error feedback, Seide et
+al. 2014), and their decoded form is what is summed: so the sum does not depend on which rank has the portion.  Ranks
+send each other either the encoded forms or sums of decoded ones, whichever is less; the bits are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESIDUAL = "residual"
 
 
 def portion_codec(name: str, what: str) -> Codec:
-    """Return the codec ``name``.  Raises ``UsageError`` for one that does not encode vectors by themselves."""
+    """Return the codec ``name``.  Raises ``UsageError`` for one that does not encode vectors independently."""
     codec = parse_codec(name)
     if not isinstance(codec, Codec):
         raise UsageError(
@@ -39,7 +39,7 @@ def portion_codec(name: str, what: str) -> Codec:
 class PortionCodec:
     """Encodes the gradients of portions, ``size`` float32 values each.
 
-    ``kept`` encodes what is owed: the mirror of a portion gets as much with every step.  Without it that is float32.
+    ``kept`` encodes the residual: the mirror of a portion gets as much with every step.  Without it that is float32.
     """
 
     def __init__(self, codec: Codec, kept: Codec | None, size: int, count: int) -> None:
@@ -50,7 +50,7 @@ class PortionCodec:
 
     @property
     def kind(self) -> PartKind:
-        """What is kept of each portion."""
+        """The residual that is kept of each portion."""
         if self.kept is None:
             owed: Array = np.zeros(self.size, np.float32)
         else:
@@ -60,7 +60,7 @@ class PortionCodec:
         return PartKind(name=RESIDUAL, dtype=owed.dtype, lengths=lengths, initial=lambda _: owed, is_uniform=True)
 
     def is_less(self, portions: Portions) -> bool:
-        """Are the encoded forms of all portions less to receive than sums of decoded ones are?"""
+        """Return whether receiving the encoded forms of all portions is less than receiving sums of decoded ones."""
         others = portions.size - 1
         encoded = portions.count * self.nbytes * others
         summed = (portions.rounds + 1) * 4 * self.size * others
@@ -68,13 +68,13 @@ class PortionCodec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the encoded form of one portion."""
+        """The number of bytes of the encoded form of one portion."""
         return self.codec.encoded_bytes(self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCodec:
-    """``codec`` in one step, with what it owes in ``parts``."""
+    """``codec`` in one step, with its residuals in ``parts``."""
 
     codec: PortionCodec
     parts: StateParts
@@ -107,5 +107,5 @@ class StepCodec:
         return encoded
 
     def decode(self, portion: int, encoded: Array, out: Array) -> None:
-        """Write the decoded form of what another rank has encoded."""
+        """Decode the gradients that another rank has encoded, into ``out``."""
         self.codec.codec.at(self.step, portion).decode(encoded, out)

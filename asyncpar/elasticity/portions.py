@@ -1,10 +1,10 @@
-"""Portions of a global batch, the tree that their gradients are added along, and which rank has which.  Pure.
+"""Portions of a global batch, the tree along which their gradients are added, and their assignment to ranks.  Pure.
 
 Theory of operation.  Floating-point sums depend on the order of the additions, and a sum over ranks on their number.
 So the global batch is cut into a fixed number of *portions*, whatever the world, and gradients are added along one
 binary tree over the numbers of the portions: the left half of a node holds the largest power of two of its portions
 that leaves something for the right.  A rank has consecutive portions, adds up what it can (the largest subtrees that
-are its own, its *partials*) and shows others only those; the rest of the tree is added where all partials meet.
+are its own, its *partials*) and shares only those; the rest of the tree is added where all partials meet.
 The additions are the same for every world size, and so is every bit of the sum.
 """
 
@@ -35,8 +35,8 @@ def children(node: Node) -> tuple[Node, Node]:
 class Portions:
     """``count`` portions over ``size`` ranks.
 
-    Rank r has consecutive portions; numbers differ by one at most, lower ranks have more.  Ranks beyond ``count`` have
-    none: they hold the state, and do not compute.
+    Rank r has consecutive portions; their numbers differ by at most one, and lower ranks have more.  Ranks beyond
+    ``count`` have none: they hold the state, and do not compute.
     """
 
     count: int
@@ -71,7 +71,7 @@ class Portions:
         return more + (portion - more * (each + 1)) // each
 
     def partials(self, rank: int) -> tuple[Node, ...]:
-        """Return the largest subtrees that are whole within the portions of ``rank``, in order."""
+        """Return the largest subtrees within the portions of ``rank``, in order."""
         return tuple(_cover(self.root, self.of(rank)))
 
     @cached_property
@@ -81,7 +81,7 @@ class Portions:
 
     @property
     def rounds(self) -> int:
-        """The most partials that one rank has: 1 where ranks have whole subtrees, 2 log2(count) at most."""
+        """The most partials of any rank: 1 if ranks have whole subtrees, at most 2 log2(count)."""
         return max(len(partials) for partials in self.all_partials)
 
 
@@ -97,7 +97,7 @@ def _cover(node: Node, owned: range) -> Iterator[Node]:
 
 
 def sum_tree(root: Node, values: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
-    """Return the value of ``root``, of which ``values`` are given for nodes that together hold each portion once.
+    """Return the value of ``root``; ``values`` are given for nodes that together cover each portion once.
 
     ``add(left, right)`` may work in place.  Raises ``UsageError`` naming the portions that no value covers.
     """
@@ -111,9 +111,9 @@ def sum_tree(root: Node, values: Mapping[Node, T], add: Callable[[T, T], T]) -> 
 
 
 class PartialSums:
-    """Adds up the portions of one rank as they come, in whatever order, along the tree.  Pure but for ``add``.
+    """Adds up the portions of one rank as they arrive, in any order, along the tree.  Pure but for ``add``.
 
-    At most log2(count) + 1 values wait at a time where portions come in order.
+    At most log2(count) + 1 values are held at a time if portions arrive in order.
     """
 
     def __init__(self, portions: Portions, rank: int) -> None:
@@ -124,16 +124,16 @@ class PartialSums:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The portions that have not come yet."""
+        """The portions that have not arrived yet."""
         return tuple(portion for portion in self._mine if portion not in self._taken)
 
     @property
     def partials(self) -> tuple[Node, ...]:
-        """The nodes whose values are left when nothing is missing, in order."""
+        """The nodes whose values remain when nothing is missing, in order."""
         return self._partials
 
     def check(self, portion: int) -> None:
-        """Raise ``UsageError`` if ``portion`` is not of this rank, or has come before."""
+        """Raise ``UsageError`` if ``portion`` does not belong to this rank, or has arrived before."""
         if isinstance(portion, bool) or not isinstance(portion, int):
             raise UsageError(f"portion: expected a number, got {portion!r}")
         if portion not in self._mine:
@@ -143,12 +143,12 @@ class PartialSums:
             raise UsageError(f"portion: {portion} was added to this step before; a sum holds each portion once")
 
     def take(self, portion: int) -> None:
-        """Note that ``portion`` comes.  Raises ``UsageError`` as ``check`` does."""
+        """Record the arrival of ``portion``.  Raises ``UsageError`` as ``check`` does."""
         self.check(portion)
         self._taken.add(portion)
 
     def fold(self, portion: int, values: MutableMapping[Node, T], add: Callable[[T, T], T]) -> None:
-        """Merge the value of ``portion``, which was just put into ``values``, as far up as its siblings are there."""
+        """Merge the value of ``portion``, just put into ``values``, upwards as far as its siblings are present."""
         node = range(portion, portion + 1)
         while (parent := self._parents.get(node)) is not None:
             left, right = children(parent)

@@ -1,6 +1,6 @@
 """The sum of all portions' gradients over a world, along the tree of ``portions.py``, whatever the size of the world.
 
-Each rank shows its partials to the ranks, of which each adds up one part of the values, and gathers the parts: where
+Each rank sends its partials to the ranks, each of which adds up one part of the values and gathers the parts: where
 ranks have whole subtrees this is as much traffic as any all-reduce.
 """
 
@@ -28,18 +28,18 @@ Gradients: TypeAlias = "Mapping[str, Array] | Sequence[Array]"
 
 
 _SLACK = 1 << 14
-"""Elements by which flat arrays may be longer than their content, so that they fit worlds of other sizes, too."""
+"""Elements by which flat arrays may be longer than their content, so they fit worlds of other sizes, too."""
 
 
 class FlatPool:
-    """Memory of flat arrays that is used again: the first touch of new memory takes longer than adding it up."""
+    """Reuses memory of flat arrays: the first touch of new memory takes longer than adding it up."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[np.dtype[Any], int], list[Array]] = {}
 
     @property
     def has_memory(self) -> bool:
-        """Was an array given back before?"""
+        """Whether an array was given back before."""
         return bool(self._free)
 
     def take(self, dtype: np.dtype[Any], content: int, length: int) -> Array:
@@ -50,13 +50,13 @@ class FlatPool:
         return base[:length]
 
     def reserve(self, layout: GradientLayout, count: int) -> list[Array]:
-        """Have ``count`` sets of flat arrays of ``layout`` ready, and return their memory: it was not touched yet."""
+        """Prepare ``count`` sets of flat arrays of ``layout``, and return their memory, which was not touched yet."""
         taken = [array for _ in range(count) for array in layout.take(self, 1)]
         self.give(taken)
         return taken
 
     def give(self, arrays: Iterable[Array]) -> None:
-        """Take back arrays that ``take`` gave."""
+        """Take back arrays returned by ``take``."""
         for array in arrays:
             base = array.base
             assert isinstance(base, np.ndarray)
@@ -64,7 +64,7 @@ class FlatPool:
 
 
 class GradientLayout:
-    """Layout of gradients in one flat array per dtype; made of the first gradients, and equal for all that follow."""
+    """Layout of gradients in one flat array per dtype; made from the first gradients, and equal for all later ones."""
 
     def __init__(self, gradients: Gradients) -> None:
         arrays = _arrays(gradients)
@@ -98,11 +98,11 @@ class GradientLayout:
         return np.empty(0, next(iter(self._lengths), np.float32))
 
     def trimmed(self, flats: Sequence[Array]) -> list[Array]:
-        """Return flat arrays without what they were padded with."""
+        """Return flat arrays without their padding."""
         return [flat[:length] for flat, length in zip(flats, self._lengths.values(), strict=True)]
 
     def trimmed_from(self, content: bytearray | memoryview) -> list[Array]:
-        """Return the flat arrays in ``content``, one after another.  Raises ``ValueError`` for another length."""
+        """Return the flat arrays that follow one another in ``content``.  Raises ``ValueError`` for another length."""
         flats, start = [], 0
         for dtype, length in self._lengths.items():
             flats.append(np.frombuffer(content, dtype, length, start))
@@ -116,11 +116,11 @@ class GradientLayout:
         return [pool.take(dtype, length, -(-length // multiple) * multiple) for dtype, length in self._lengths.items()]
 
     def take_from(self, memory: ArrayPool) -> list[Array]:
-        """Return flat arrays that are as long as their content, which is undefined."""
+        """Return flat arrays as long as their content, which is undefined."""
         return [memory.empty((length,), dtype) for dtype, length in self._lengths.items()]
 
     def pack(self, gradients: Gradients, flats: Sequence[Array]) -> None:
-        """Copy ``gradients`` into flat arrays.  Raises ``UsageError`` if they are not as the first ones."""
+        """Copy ``gradients`` into flat arrays.  Raises ``UsageError`` if they differ in form from the first ones."""
         arrays = _arrays(gradients)
         names = tuple(gradients) if isinstance(gradients, Mapping) else None
         if names != self.names or [(array.dtype, array.shape) for array in arrays] != self._shapes:
@@ -136,7 +136,7 @@ class GradientLayout:
             flat[length:] = 0
 
     def views(self, flats: Sequence[Array]) -> dict[str, Array] | list[Array]:
-        """Return the arrays in flat ones, in the form in which they were given."""
+        """Return the arrays within flat ones, in the form in which they were given."""
         by_dtype = dict(zip(self._lengths, flats, strict=True))
         arrays = [
             by_dtype[dtype][start:stop].reshape(shape)
@@ -154,7 +154,7 @@ def _arrays(gradients: Gradients) -> list[Array]:
 
 
 class PortionSum:
-    """Takes the gradients of one rank's portions in one step, and gives the sum over all portions."""
+    """Takes the gradients of one rank's portions in one step, and returns the sum over all portions."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class PortionSum:
         self._is_mean = False
 
     def pack(self, gradients: Gradients) -> list[Array]:
-        """Return a copy of ``gradients`` as flat arrays.  Raises ``UsageError`` if they are not as the first ones."""
+        """Return a copy of ``gradients`` as flat arrays.  Raises ``UsageError`` if they differ in form."""
         layout = GradientLayout(gradients) if self.layout is None else self.layout
         flats = self._free.pop() if self._free else self._take(layout)
         try:
@@ -189,7 +189,7 @@ class PortionSum:
         return flats
 
     def encode(self, portion: int, flats: list[Array]) -> None:
-        """Let the portion that was packed be what a codec, if there is one, makes of it."""
+        """Apply the codec, if there is one, to the packed gradients of ``portion``."""
         if self._codec is not None:
             try:
                 self._encoded[portion] = self._codec.encode(portion, self._trimmed(flats))
@@ -219,7 +219,7 @@ class PortionSum:
     ) -> tuple[list[Array], float]:
         """Return the flat sums (or means) over all portions, and the sum of the losses; equal bits on all ranks.
 
-        With ``bounds`` each rank gets the range ``bounds[rank]`` to ``bounds[rank + 1]`` of the sums alone.
+        With ``bounds`` each rank gets only the range ``bounds[rank]`` to ``bounds[rank + 1]`` of the sums.
         """
         partials = [self._values[node] for node in self._sums.partials]
         loss = await self._total_loss(communicator)
@@ -239,7 +239,7 @@ class PortionSum:
         return totals, loss
 
     def release(self) -> None:
-        """Give all memory back; what ``total`` returned must not be used any more."""
+        """Give all memory back; the result of ``total`` must not be used any more."""
         self._pool.give(self._taken)
         self._taken = []
 
@@ -264,7 +264,7 @@ class PortionSum:
             if place == 0:
                 into = spare
             elif place <= len(flats):
-                into = flats[place - 1]  # which all ranks have by now
+                into = flats[place - 1]  # which all ranks have received by now
             else:
                 into = self._pool.take(spare.dtype, spare.size, spare.size)
                 self._taken.append(into)
@@ -276,7 +276,7 @@ class PortionSum:
     async def _total_encoded(
         self, communicator: Communicator, codec: StepCodec, partials: list[list[Array]], bounds: Sequence[int] | None
     ) -> Array:
-        """Return the sum, for which all ranks show all portions in their encoded form."""
+        """Return the sum, for which all ranks send all portions in their encoded form."""
         portions, rank = self._portions, communicator.rank
         assert self.layout is not None
         mine = [self._encoded[portion] for portion in portions.of(rank)]
@@ -332,7 +332,7 @@ class PortionSum:
     async def _exchange(
         self, communicator: Communicator, place: int, mine: Array | None, into: Array
     ) -> dict[Node, Array]:
-        """Return this rank's part of everybody's partial number ``place``."""
+        """Return this rank's part of partial number ``place`` of all ranks."""
         size = self._portions.size
         nodes = {rank: nodes[place] for rank, nodes in enumerate(self._portions.all_partials) if place < len(nodes)}
         part = into.size // size
@@ -365,6 +365,6 @@ def _add(left: Array, right: Array) -> Array:
 
 
 async def _layout_of_others(communicator: Communicator, mine: GradientLayout | None) -> GradientLayout:
-    """Return the layout, of which ranks without portions learn from rank 0, which always has one."""
+    """Return the layout; ranks without portions learn it from rank 0, which always has one."""
     described = mine.description if mine is not None and communicator.rank == 0 else None
     return GradientLayout.described(await communicator.broadcast_object(described))

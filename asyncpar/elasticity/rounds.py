@@ -1,12 +1,12 @@
-"""Rounds of DiLoCo among ranks that may go: inner steps do not communicate, the outer step waits for a quorum.
+"""Rounds of DiLoCo among ranks that may leave: inner steps do not communicate, the outer step waits for a quorum.
 
-Theory of operation.  The block of a round trains this rank's workers, one for each of its portions, and says nothing to
-others.  Meanwhile a task of the round stands for this rank in an ordinary elastic step: the ranks show each other, some
-times a second, which portions are done.  When all are, or a quorum and the grace for the others is over, that step adds
-up the differences of those, moves the common point, and is committed on all ranks or on none.  A rank that is lost
-takes its portions of this round with it, and stops no other: the task takes the next world, the block goes on.
-Portions that come later than the outer step are dropped.  If no rank computes any more and there is no quorum, the
-round comes again, with what there is, for the portions that are missing.
+Theory of operation.  The block of a round trains this rank's workers, one for each of its portions, and sends nothing
+to others.  Meanwhile a task of the round represents this rank in an ordinary elastic step: the ranks show each other,
+several times a second, which portions are done.  When all are, or a quorum is and the grace period for the others is
+over, that step adds up the differences of those, moves the common point, and is committed on all ranks or on none.  A
+rank that is lost takes its portions of this round with it, and stops no other: the task enters the next world, the
+block goes on.  Portions that finish after the outer step are dropped.  If no rank computes any more and there is no
+quorum, the round is repeated, keeping its results, for the portions that are missing.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.nn.optimizers import Optimizer
 
 POLL_SECONDS = 0.05
-"""How often the ranks show each other what is done."""
+"""Seconds between exchanges of which portions are done."""
 
 
 @dataclass
 class RoundContents:
-    """The portions and sums of round ``number`` so far; they are kept when the round comes again."""
+    """The portions and sums of round ``number`` so far; they are kept when the round is repeated."""
 
     number: int
     held: dict[int, Contribution] = field(default_factory=dict)
-    """Of this rank, by portion."""
+    """Contributions of this rank, by portion."""
     losses: dict[int, float] = field(default_factory=dict)
     done: frozenset[int] = frozenset()
-    """The portions that somebody has."""
+    """The portions that are done on any rank."""
     is_known: bool = True
-    """False for a newcomer, who does not know what the others have done, or are about to do."""
+    """False for a newcomer, which does not know what the others have done, or are about to do."""
     futile: int = 0
-    """How often its block has ended with the end of a world that did not end."""
+    """The number of times its block has ended as if its world had ended, although it had not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class RoundPlan:
             raise UsageError(f"grace: expected seconds, 0 or more, got {self.grace!r}")
 
     def is_enough(self, done: int, count: int) -> bool:
-        """Are ``done`` of ``count`` portions a quorum?"""
+        """Return whether ``done`` of ``count`` portions are a quorum."""
         return done >= math.ceil(self.quorum * count)
 
 
@@ -82,11 +82,11 @@ class RoundOwner(StepOwner, Protocol):
 
 
 class _NoQuorumError(Exception):
-    """No rank trains any more, and the portions that are done are fewer than the quorum."""
+    """No rank trains any more, and fewer portions are done than the quorum."""
 
 
 class Worker:
-    """A worker within its block: ``optimizer`` makes its inner steps; add what it loses to ``loss``."""
+    """A worker within its block: ``optimizer`` makes its inner steps; add its losses to ``loss``."""
 
     def __init__(self, portion: int, optimizer: Optimizer) -> None:
         self.portion = portion
@@ -99,8 +99,9 @@ class ElasticRound:
 
     Train each of ``portions`` in ``with round.worker(portion) as worker`` for ``steps`` inner steps, and let the event
     loop run now and then (``await asyncio.sleep(0)``, or compute in a thread).  When the block ends, or is ended
-    because the others have gone on, ``is_committed`` says whether there was an outer step, ``contributed`` how many
-    portions were in it, ``dropped`` how many were not.  Without one the same number comes again.
+    because the others have gone on, ``is_committed`` says whether there was an outer step, ``contributed`` is the
+    number of portions in it, ``dropped`` the number of those that were not.  Without an outer step the same number is
+    repeated.
     """
 
     def __init__(
@@ -124,14 +125,14 @@ class ElasticRound:
         self._meeting: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._taken: asyncio.Future[frozenset[int]] = asyncio.get_running_loop().create_future()
-        """The portions that somebody has, or trains, as the ranks show each other first."""
+        """The portions that any rank has, or trains, as the ranks show each other first."""
         self._mine: tuple[int, ...] = ()
 
     # -- what a program asks -------------------------------------------------------------------------------------------
 
     @property
     def is_replay(self) -> bool:
-        """Is this rank a newcomer that repeats a round of the others?  Then it has no portions."""
+        """Whether this rank is a newcomer that repeats a round of the others; then it has no portions."""
         return self._step.is_replay
 
     @property
@@ -145,7 +146,7 @@ class ElasticRound:
 
     @property
     def dropped(self) -> int:
-        """The portions whose training did not count."""
+        """The number of portions whose training did not count."""
         return self._job.portions - self.contributed if self.is_committed else 0
 
     @property
@@ -154,13 +155,13 @@ class ElasticRound:
         return self._mine
 
     def rng(self, portion: int, step: int) -> np.random.Generator:
-        """Return the random stream of inner ``step`` of ``portion``: the same on whichever rank."""
+        """Return the random stream of inner ``step`` of ``portion``: the same on every rank."""
         return portion_rng(self._job.seed, self.number * self.steps + step, portion)
 
     def worker(self, portion: int) -> AbstractContextManager[Worker]:
-        """Let parameters and optimizer be those of the worker of ``portion`` for a ``with`` block.
+        """Make parameters and optimizer those of the worker of ``portion`` for a ``with`` block.
 
-        The parameters begin at the common point, the optimizer where this worker has left it in the round before.
+        The parameters begin at the common point, the optimizer where this worker left it in the previous round.
         """
         if self._meeting is None:
             raise UsageError(f"round {self.number}: use it, `async with round:`, before its workers")
@@ -199,7 +200,7 @@ class ElasticRound:
         return self
 
     async def _hear_taken(self, meeting: asyncio.Task[None]) -> frozenset[int]:
-        """Return what the others have, or train; nothing if the round is over before they show it."""
+        """Return the portions that the others have, or train; none if the round is over before they show them."""
         self._contents.is_known = True
         try:
             waited: set[asyncio.Future[Any]] = {meeting, self._taken}
@@ -211,7 +212,7 @@ class ElasticRound:
         return self._taken.result() if self._taken.done() else frozenset()
 
     def _end_block(self, meeting: asyncio.Task[None]) -> None:
-        """End the block: there was an outer step, or there can be none, and what is computed now is of no use."""
+        """End the block: there was an outer step, or there can be none, and further results are of no use."""
         del meeting
         if self._is_computing:
             self._interruption.interrupt()
@@ -229,7 +230,7 @@ class ElasticRound:
             self._job.meter.waits()
         self._news.set()
         own = None if found is None else program_errors(found, self._job.is_world_over)
-        if own is None:  # also if a call of the block met the end of the world: what is missing comes again
+        if own is None:  # also if a call of the block met the end of the world: missing portions are repeated
             try:
                 await asyncio.wait({meeting})
             except asyncio.CancelledError as cancelled:
@@ -250,14 +251,14 @@ class ElasticRound:
         return False
 
     def _is_futile(self) -> bool:
-        """Count a block that ended with the end of a world, though none has: the fault may be the program's."""
+        """Count a block that ended with the end of a world although none has ended: the program may be at fault."""
         self._contents.futile = 0 if self.change is not None else self._contents.futile + 1
         return self._contents.futile > MOST_FUTILE
 
     # -- this rank among the others ------------------------------------------------------------------------------------
 
     async def _meet(self) -> None:
-        """Stand for this rank until there was an outer step, or the round has to come again."""
+        """Represent this rank until there was an outer step, or the round has to be repeated."""
         while True:
             try:
                 async with self._step as step:
@@ -278,7 +279,7 @@ class ElasticRound:
         count, loop = self._job.portions, asyncio.get_running_loop()
         while True:
             is_over = self._quorum_at is not None and loop.time() - self._quorum_at >= self._plan.grace
-            word = np.zeros((count + 1, 2), np.uint8)  # of each portion: is it done, is it trained
+            word = np.zeros((count + 1, 2), np.uint8)  # for each portion: whether it is done, and whether it is trained
             word[list(self._contents.held), 0] = word[list(self._mine), 1] = 1
             word[count] = self._is_computing, is_over
             if step.world.size > 1:
@@ -326,7 +327,7 @@ class ElasticRound:
         await off_loop(lambda: workers.advance(mean, arrays.__getitem__), nbytes=total.nbytes)
 
     async def _bring_home(self, step: ElasticStep) -> None:
-        """Let each portion be with the rank that has it in this world: another may have trained it."""
+        """Bring each portion to the rank that has it in this world: another may have trained it."""
         world, count, contents = step.world, self._job.portions, self._contents
         if world.size == 1:
             return

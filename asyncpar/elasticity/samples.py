@@ -17,13 +17,13 @@ _STAGE_STREAM = 0x57
 
 
 def portion_rng(seed: int, step: int, portion: int) -> np.random.Generator:
-    """Return the random stream of one portion in one step: the same bits on whichever rank, and when it is repeated."""
+    """Return the random stream of one portion in one step: the same bits on every rank and in every repetition."""
     sequence = np.random.SeedSequence([_PORTION_STREAM, *(_word(*pair) for pair in _named(seed, step, portion))])
     return np.random.Generator(np.random.PCG64(sequence))
 
 
 def stage_rng_state(seed: int, step: int, portion: int, stage: int, place: int) -> Mapping[str, Any]:
-    """Return the state of generator ``place`` of a stage of a pipeline in one portion: the same on whichever rank."""
+    """Return the state of generator ``place`` of a pipeline stage in one portion: the same on every rank."""
     sequence = np.random.SeedSequence([_STAGE_STREAM, seed, step, portion, stage, place])
     return np.random.PCG64(sequence).state
 
@@ -40,7 +40,7 @@ class PortionSampler:
     """The order of ``samples`` samples in steps of ``batch``, each cut into ``portions`` portions.
 
     Each epoch is a permutation of its own, which depends on ``seed`` and the epoch; a batch may begin in one epoch and
-    end in the next, so every sample occurs once in each.  Portions of a step differ in length by one at most.
+    end in the next, so every sample occurs once in each.  Portions of a step differ in length by at most one.
     """
 
     def __init__(self, *, samples: int, batch: int, portions: int, seed: int) -> None:
@@ -54,7 +54,7 @@ class PortionSampler:
         self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
     def indices(self, step: int, portion: int) -> NDArray[np.int64]:
-        """Return the numbers of the samples that ``portion`` has in ``step``."""
+        """Return the numbers of the samples of ``portion`` in ``step``."""
         if not 0 <= portion < self.portions:
             raise UsageError(f"portion: expected 0..{self.portions - 1}, got {portion}")
         start = check_count("step", step, least=0) * self.batch
@@ -84,11 +84,11 @@ class SampleLog:
         self._steps: dict[int, list[int]] = {}
 
     def note(self, step: int, portions: range) -> None:
-        """Note what a rank consumed in a step that is committed."""
+        """Record the portions that a rank consumed in a committed step."""
         self._steps.setdefault(step, []).extend(portions)
 
     def faults(self, until: int) -> list[str]:
-        """Return what is missing or there twice in the steps below ``until``, empty if nothing is."""
+        """Return the missing and repeated portions in the steps below ``until``, empty if there are none."""
         wanted, found = list(range(self._portions)), []
         for step in range(until):
             got = sorted(self._steps.get(step, []))

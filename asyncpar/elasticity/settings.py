@@ -1,4 +1,4 @@
-"""The settings that all ranks of a run must share besides the state: numbers, or the ways of data, depend on them."""
+"""The settings besides the state that all ranks of a run must share: numbers, or the routes of data, depend on them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_settings(sharding: Sharding, optimizers: Sequence[Optimizer]) -> dict[st
 
 
 def _program() -> str:
-    """Return the name of the program's file and a digest of what is in it; "" if it has none that can be read."""
+    """Return the name of the program's file and a digest of its content; "" if it has none that can be read."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         content = None if path is None else Path(path).read_bytes()
@@ -45,7 +45,7 @@ def _program() -> str:
 
 
 def check_settings(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` that names a setting of this newcomer which is not that of the ranks that train."""
+    """Raise ``UsageError`` that names a setting in which this newcomer differs from the ranks that train."""
     for name in sorted(mine.keys() | theirs.keys()):
         if mine.get(name) != theirs.get(name):
             have, want = (settings.get(name, "not there") for settings in (mine, theirs))

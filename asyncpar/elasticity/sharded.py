@@ -58,7 +58,7 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded:
-    """The parts of a state, and those who change them."""
+    """The parts of a state, and the objects that change them."""
 
     parts: StateParts
     optimizer: ShardedOptimizer | None
@@ -68,28 +68,28 @@ class Sharded:
 
     @property
     def stage(self) -> ShardStage:
-        """What is sharded of the optimizer."""
+        """The stage of sharding of the optimizer."""
         return ShardStage.NONE if self.optimizer is None else self.optimizer.stage
 
     def takes(self, optimizer: Optimizer) -> bool:
-        """Is this the optimizer that is sharded?"""
+        """Return whether ``optimizer`` is the one that is sharded."""
         return self.optimizer is not None and self.optimizer.optimizer is optimizer
 
     def holds(self, parameter: object) -> bool:
-        """Are the values of ``parameter`` kept in parts only?"""
+        """Return whether the values of ``parameter`` are kept in parts only."""
         if self.optimizer is None or self.stage is not ShardStage.PARAMETERS:
             return False
         return any(parameter is held for held in self.optimizer.optimizer.parameters)
 
     def commit(self) -> None:
-        """Keep what has changed."""
+        """Keep the changes."""
         self.parts.commit()
         if self.optimizer is not None:
             self.optimizer.forget_initial()
             self.optimizer.ended()
 
     def abort(self) -> None:
-        """Undo what has changed."""
+        """Undo the changes."""
         self.parts.abort()
         if self.optimizer is not None:
             self.optimizer.ended()
@@ -126,7 +126,7 @@ class Sharded:
     def _of_stages(cls, how: Sharding, stages: Sequence[Stage[Any]], optimizers: Sequence[Optimizer]) -> Sharded:
         if len(optimizers) != 1:
             raise UsageError(f"pipeline: expected one optimizer of the parameters of all stages, got {len(optimizers)}")
-        from asyncpar.elasticity.pipeline import ElasticPipeline  # needed by those who have pipelines only
+        from asyncpar.elasticity.pipeline import ElasticPipeline  # needed only with pipelines
 
         bounds = ElasticPipeline.bounds(stages, optimizers[0].parameters)
         optimizer = ShardedOptimizer("optimizer", optimizers[0], ShardStage.PARAMETERS, bounds)
@@ -135,7 +135,7 @@ class Sharded:
         return cls(parts=parts, optimizer=optimizer, codec=None, pipeline=pipeline)
 
     async def leave_world(self) -> None:
-        """Leave the world of now."""
+        """Leave the current world."""
         if self.pipeline is not None:
             await self.pipeline.close()
 

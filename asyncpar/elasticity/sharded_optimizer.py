@@ -1,8 +1,8 @@
 """An optimizer of which each portion has a part: ZeRO (Rajbhandari et al. 2020) for worlds that change.
 
 The values of all parameters, one after another, are cut into as many parts as there are portions, whatever the world.
-The rank that has a portion in a world keeps the states of its part, and moves its values.  Everything is element by
-element, and norms are summed exactly over parts, so bits do not depend on who that is.
+The rank that has a portion in a world keeps the states of its part, and moves its values.  Everything is elementwise,
+and norms are summed exactly over parts, so the bits do not depend on which rank that is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShardStage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParameterPiece:
-    """``parameter[start:stop]``, flat, which is at ``place`` among the values of its part."""
+    """``parameter[start:stop]``, flat, at offset ``place`` among the values of its part."""
 
     parameter: Parameter
     start: int
@@ -57,9 +57,9 @@ class ShardedGradients:
 
 
 class ShardedOptimizer:
-    """The parts of ``optimizer``, whose own states it takes away.
+    """The parts of ``optimizer``, whose own states it takes over.
 
-    ``bounds`` say where parts begin and end among the values of all parameters.
+    ``bounds`` are the limits of the parts among the values of all parameters.
     """
 
     def __init__(self, name: str, optimizer: Optimizer, stage: ShardStage, bounds: Sequence[int]) -> None:
@@ -76,10 +76,12 @@ class ShardedOptimizer:
         self._pieces = [list(self._pieces_of(part)) for part in range(len(self.bounds) - 1)]
         self._initial = {parameter.name: stored_value(parameter) for parameter in parameters}
         self.is_updated = False
-        """Was it updated in the step under way?"""
+        """Whether it was updated in the step under way."""
         self.arguments: list[float | None] = []
-        """The rate and the norm for clipping of its last update, which are part of the state: each rank computes other
-        parts, so these show whether all compute them alike."""
+        """The rate and the norm for clipping of its last update.
+
+        They are part of the state: each rank computes other parts, so these show whether all compute them alike.
+        """
         self.values: Array | None = None
         """The new values of all parameters in the step under way, where all ranks have them."""
         for flat in optimizer.ranges:
@@ -99,7 +101,7 @@ class ShardedOptimizer:
 
     @property
     def kinds(self) -> list[PartKind]:
-        """What is kept of each part."""
+        """The arrays that are kept of each part."""
         lengths = tuple(last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False))
         states = [
             PartKind(
@@ -128,7 +130,7 @@ class ShardedOptimizer:
         return PartKind(name=f"{self.name}.{name}", dtype=dtype, lengths=lengths, initial=initial)
 
     def forget_initial(self) -> None:
-        """Free the values from before the first step: no part is made of them any more."""
+        """Free the values from before the first step: no more parts are made from them."""
         self._initial = {}
 
     def flat_of(self, arrays: Sequence[Array], parts: Sequence[int]) -> Array:
@@ -152,7 +154,7 @@ class ShardedOptimizer:
         learning_rate: float,
         clip_norm: float | None,
     ) -> Array:
-        """Let this rank's parts make their step with their ``gradient``, and return their new values, flat.
+        """Make the step of this rank's parts with their ``gradient``, and return their new values, flat.
 
         All ranks call it.  Raises ``NonFiniteValue`` on all of them, with nothing changed.
         """
@@ -193,7 +195,7 @@ class ShardedOptimizer:
             parameter.release_value()
 
     def _forget_frozen(self, changed: Sequence[int], gradient: Array) -> None:
-        """Set the gradients of frozen parameters to zero, which no norm counts."""
+        """Set the gradients of frozen parameters to zero, so no norm counts them."""
         first = self.bounds[changed[0]] if changed else 0
         for part in changed:
             start = self.bounds[part] - first
@@ -204,7 +206,7 @@ class ShardedOptimizer:
     async def _factor(
         self, communicator: Communicator, parts: StateParts, gradient: Array, clip_norm: float | None
     ) -> float:
-        """Return the factor of the gradients, by which their global norm is ``clip_norm`` at most."""
+        """Return the factor that scales the gradients to a global norm of at most ``clip_norm``."""
         first = self.bounds[parts.changed[0]] if parts.changed else 0
         flats = [gradient[self.bounds[part] - first : self.bounds[part + 1] - first] for part in parts.owned]
         found = await off_loop(
@@ -221,7 +223,7 @@ class ShardedOptimizer:
     def _move(
         self, parts: StateParts, part: int, values: Array, gradient: Array, *, learning_rate: float, factor: float
     ) -> None:
-        """Move one part; ``values`` becomes what is stored of it."""
+        """Move one part; ``values`` becomes its stored form."""
         states = {state: self._opened(parts, state, part) for state in self.optimizer.rule.state_names}
         value_kind = f"{self.name}.value"
         if self.has_master:
@@ -262,21 +264,21 @@ class ShardedOptimizer:
     # -- parameters ----------------------------------------------------------------------------------------------------
 
     def show(self, parts: StateParts) -> None:
-        """Let the parameters of this rank's parts have what is committed of them; it must not be changed."""
+        """Show the committed values of this rank's parts in their parameters; they must not be changed."""
         for part in parts.changed:
             values = parts.committed(f"{self.name}.value", part)
             for piece in self._pieces[part]:
                 piece.parameter.restore_value(values[piece.place].reshape(piece.parameter.shape))
 
     def spread(self, values: Array) -> None:
-        """Copy all values, flat, into the parameters, and note them."""
+        """Copy all values, flat, into the parameters, and record them."""
         self.values, start = values, 0
         for parameter in self.optimizer.parameters:
             stored_value(parameter).reshape(-1)[...] = values[start : start + parameter.size]
             start += parameter.size
 
     async def gather(self, communicator: Communicator, parts: StateParts, parameters: Sequence[Parameter]) -> None:
-        """Let ``parameters`` have their latest values, which others keep.  All ranks call it with the same."""
+        """Give ``parameters`` their latest values, which other ranks keep.  All ranks call it with the same ones."""
         wanted = {parameter.name for parameter in parameters}
         mine = [
             parts.latest(f"{self.name}.value", part)[piece.place]

@@ -63,15 +63,15 @@ class ShardedStep:
 
     @property
     def has_parts_of_gradients(self) -> bool:
-        """Does each rank get its part of the sums alone?"""
+        """Whether each rank gets only its part of the sums."""
         return self._sharded.stage > ShardStage.STATES
 
     def takes(self, optimizer: Optimizer) -> bool:
-        """Is this the optimizer that is sharded?"""
+        """Return whether ``optimizer`` is the one that is sharded."""
         return self._sharded.takes(optimizer)
 
     def in_order(self, gradients: Any) -> Any:
-        """Return ``gradients`` in the order of the parts, where their sums are sharded."""
+        """Return ``gradients`` in the order of the parts, if their sums are sharded."""
         if not self.has_parts_of_gradients:
             return gradients
         optimizer = self._optimizer.optimizer
@@ -84,7 +84,7 @@ class ShardedStep:
         return found
 
     def bounds(self, portions: Portions) -> list[int] | None:
-        """Return where the part of each rank begins among the sums; None where all ranks get all."""
+        """Return where the part of each rank begins among the sums; None if all ranks get everything."""
         if not self.has_parts_of_gradients:
             return None
         bounds = self._optimizer.bounds
@@ -110,7 +110,7 @@ class ShardedStep:
 
     @property
     def has_pipeline(self) -> bool:
-        """Do portions go through the stages of a pipeline?"""
+        """Whether portions go through the stages of a pipeline."""
         return self._sharded.pipeline is not None
 
     @property
@@ -126,7 +126,7 @@ class ShardedStep:
         return self._sharded.optimizer
 
     async def update(self, gradients: Any, *, learning_rate: float, clip_norm: float | None) -> None:
-        """Let the sharded optimizer make its step.  Raises ``NonFiniteValue`` on all ranks, with nothing changed."""
+        """Make the step of the sharded optimizer.  Raises ``NonFiniteValue`` on all ranks, with nothing changed."""
         optimizer = self._optimizer
         if optimizer.is_updated:
             raise UsageError(f"step {self._number}: its sharded optimizer was updated before; once in a step")
@@ -173,14 +173,14 @@ class ShardedStep:
     # -- whole parameters ----------------------------------------------------------------------------------------------
 
     async def gather(self, parameters: Iterable[Parameter] | None) -> None:
-        """Let sharded ``parameters`` have their latest values; a newcomer that repeats a step has none."""
+        """Give sharded ``parameters`` their latest values; does nothing on a newcomer that repeats a step."""
         if self._replay is None:
             gathering = self._optimizer.gather(self._job.world, self._sharded.parts, self._chosen(parameters))
             with self._job.meter.waiting():
                 await self._called(gathering)
 
     def release(self, parameters: Iterable[Parameter] | None) -> None:
-        """Free what ``gather`` has brought."""
+        """Free the values that ``gather`` has fetched."""
         self._optimizer.release(self._chosen(parameters))
 
     def _chosen(self, parameters: Iterable[Parameter] | None) -> Sequence[Parameter]:
@@ -196,11 +196,11 @@ class ShardedStep:
     # -- the end of the block ------------------------------------------------------------------------------------------
 
     def keep(self, update: StepUpdate | None) -> None:
-        """Keep ``update``, of which this step has to say the rest, for newcomers."""
+        """Keep ``update``, to be completed by this step, for newcomers."""
         self._update = update
 
     async def exchange(self) -> None:
-        """Let mirrors have what was changed, and newcomers the update."""
+        """Send the changes to mirrors, and the update to newcomers."""
         parts, optimizer = self._sharded.parts, self._sharded.optimizer
         if self._replay is not None:
             parts.replay(self._replay.part_sums)

@@ -1,4 +1,4 @@
-"""Snapshots over gRPC: what a process gives to newcomers, and a donor in another process."""
+"""Snapshots over gRPC: the service of a process for newcomers, and a donor in another process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LINEAGE: Final = "Lineage"
 
 
 class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
-    """Gives newcomers what is on ``shelf``: with ``certificates``, those who show one of a rank of the same job."""
+    """Serves ``shelf`` to newcomers; with ``certificates``, to those that present one of a rank of the same job."""
 
     def __init__(self, shelf: SnapshotShelf, certificates: Certificates | None) -> None:
         self._shelf = shelf
@@ -102,7 +102,7 @@ class SnapshotService(snapshots_pb2_grpc.SnapshotsServicer):
 def add_snapshot_service(
     server: grpc.aio.Server, shelf: SnapshotShelf, certificates: Certificates | None = None
 ) -> None:
-    """Serve ``shelf`` on ``server``, which proves itself with ``certificates``."""
+    """Serve ``shelf`` on ``server``, which authenticates itself with ``certificates``."""
     service = SnapshotService(shelf, certificates)
     snapshots_pb2_grpc.add_SnapshotsServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
     handlers = {
@@ -124,7 +124,7 @@ class RemoteDonor:
         self._credentials = credentials
         self._role = role
         self._memory = ArrayPool(None)
-        """Of updates: the next one uses that of the one before the last."""
+        """Memory of updates: each reuses that of the one before the last."""
         self._stack = AsyncExitStack()
         self._channel: Any = None  # of grpc.aio, whose stubs know no messages of raw bytes
 
@@ -256,7 +256,7 @@ def _contents(update: StepUpdate) -> list[memoryview]:
 
 
 class _ComingUpdate:
-    """An update whose messages come one after another, in ``memory``."""
+    """An update whose messages arrive one after another, stored in ``memory``."""
 
     def __init__(self, memory: ArrayPool) -> None:
         self._memory = memory
@@ -283,7 +283,7 @@ class _ComingUpdate:
             raise ProtocolError(f"update: its description is damaged: {error}") from error
 
     def whole(self) -> StepUpdate:
-        """Return the update, when all messages have come.  Raises ``ProtocolError`` if it is damaged."""
+        """Return the update, when all messages have arrived.  Raises ``ProtocolError`` if it is damaged."""
         try:
             number, (names, shapes), loss, sums, is_updated, values = self._described
             described = names, [(dtype, shape) for dtype, shape in shapes]
@@ -306,5 +306,5 @@ class _ComingUpdate:
 
 
 def _aligned(flat: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that begins where its dtype may: those of several dtypes come one after another."""
+    """Return an array aligned for its dtype: arrays of several dtypes follow one another."""
     return flat if flat.flags.aligned else flat.copy()

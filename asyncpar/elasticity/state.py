@@ -51,9 +51,9 @@ class StateIdentity:
 class ElasticState:
     """Parameters, optimizers, random streams and values of a run.  Made by ``ElasticJob.state``.
 
-    ``state["name"]`` is a value that was given by name; assign to it within a step to change one that is no list, dict
-    or object.  Values and states of an optimizer alternate between two arrays: read ``parameter.value`` anew in every
-    step.  All other arrays stay the objects that they are, and may be changed in place within a step.
+    ``state["name"]`` is a value that was given by name; assign to it within a step to change one that is not a list,
+    dict or object.  Values and states of an optimizer alternate between two arrays: read ``parameter.value`` anew in
+    every step.  All other arrays remain the same objects, and may be changed in place within a step.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ElasticState:
         self.parameters = named_parameters(parameters)
         self.optimizers: tuple[Optimizer, ...] = tuple(checked_optimizer(optimizer) for optimizer in optimizers)
         self.sharded = None if sharding is None else Sharded.of(sharding, self.parameters.values(), self.optimizers)
-        """What is cut into parts, by portion; None if nothing is."""
+        """The part of the state that is cut into parts, by portion; None if there is none."""
         self._values: dict[str, Any] = {}
         self._arrays: dict[str, Buffered] = {}
         self._fields: dict[str, PlainField] = {}
@@ -77,7 +77,7 @@ class ElasticState:
         check_memory(self.parameters, self.optimizers)
         for number, optimizer in enumerate(self.optimizers):
             name = f"optimizer{number or ''}"
-            if self.sharded is None or self.sharded.workers is None:  # else each worker has its own
+            if self.sharded is None or self.sharded.workers is None:  # otherwise each worker has its own
                 self._fields[name] = optimizer_field(name, optimizer)
             self._fields[f"{name}{_FROZEN}"] = frozen_field(f"{name}{_FROZEN}", optimizer)
             self._add_optimizer(name, optimizer)
@@ -100,9 +100,9 @@ class ElasticState:
         self._prepared: tuple[dict[str, bytes], asyncio.Future[Sums], Sums] | None = None
         self._identity: asyncio.Task[StateIdentity] | None = None
         self.step = 0
-        """Number of steps that are committed."""
+        """The number of committed steps."""
         self.settings: Mapping[str, str] = {} if sharding is None else run_settings(sharding, self.optimizers)
-        """What newcomers must have, too."""
+        """Settings that newcomers must share."""
 
     # -- making --------------------------------------------------------------------------------------------------------
 
@@ -160,19 +160,19 @@ class ElasticState:
 
     @property
     def frozen(self) -> list[str]:
-        """The names of the parameters that are frozen in what is committed."""
+        """The names of the parameters that are frozen in the committed state."""
         fields = (f"optimizer{number or ''}{_FROZEN}" for number in range(len(self.optimizers)))
         return [name for field in fields for name in decode_plain(self._committed[field])]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, each counted once."""
+        """The number of bytes of all arrays, each counted once."""
         return sum(array.shape.nbytes for array in self._arrays.values())
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Make sure that all that the program may change by itself can be undone."""
+        """Make sure that everything that the program may change by itself can be undone."""
         await off_loop(self._synchronize_kept, nbytes=self._kept_bytes)
 
     def _synchronize_kept(self) -> None:
@@ -185,7 +185,7 @@ class ElasticState:
         return sum(array.shape.nbytes for array in self._arrays.values() if isinstance(array, KeptArray))
 
     async def open(self, optimizer: Optimizer) -> None:
-        """Let ``optimizer`` update into the second buffers; again in the same step: once more, where it has before."""
+        """Let ``optimizer`` update the second buffers; called again in a step, it continues from the first update."""
         arrays = self._swapped.get(id(optimizer))
         if arrays is None:
             raise UsageError("optimizer: expected one that was given to job.state, got another")
@@ -199,7 +199,7 @@ class ElasticState:
             flat.fill = self._fills[id(flat)]
 
     def withdraw(self, optimizer: Optimizer) -> None:
-        """Let everything be as before ``open``: the update was refused before it began."""
+        """Restore everything as before ``open``: the update was refused before it began."""
         if all(flat.fill is not None for flat in optimizer.ranges):
             for array in self._swapped[id(optimizer)]:
                 array.withdraw()
@@ -216,7 +216,7 @@ class ElasticState:
         self._prepared = values, asyncio.ensure_future(summing), self._part_sums
 
     async def prepared_lineage(self) -> Lineage:
-        """Return the lineage that a commit of what is prepared comes to."""
+        """Return the lineage that a commit of the prepared changes leads to."""
         assert self._prepared is not None
         values, summing, part_sums = self._prepared
         parent = await self.identity()
@@ -224,14 +224,14 @@ class ElasticState:
         return parent.lineage.child(self._digest(sums, values))
 
     async def wait_for_sums(self) -> None:
-        """Return when what is prepared may be committed at once: arrays may change in the next step."""
+        """Return when the prepared changes may be committed at once: arrays may change in the next step."""
         assert self._prepared is not None
         summing = self._prepared[1]
         if not summing.done() and self.has_kept_arrays:
             await asyncio.wait({summing})
 
     async def commit(self) -> None:
-        """Keep what is prepared.  The digest comes later: see ``lineage``."""
+        """Keep the prepared changes.  The digest is computed later: see ``lineage``."""
         await self.wait_for_sums()
         assert self._prepared is not None
         values, summing, part_sums = self._prepared
@@ -258,7 +258,7 @@ class ElasticState:
         return StateIdentity(parent.lineage.child(digest), digest, sums)
 
     async def abort(self) -> None:
-        """Restore everything as it was committed."""
+        """Restore the committed state."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             await asyncio.wait({prepared[1]})
@@ -271,15 +271,15 @@ class ElasticState:
     # -- identity ------------------------------------------------------------------------------------------------------
 
     async def lineage(self) -> Lineage:
-        """Return the lineage of what is committed."""
+        """Return the lineage of the committed state."""
         return (await self.identity()).lineage
 
     def identity(self) -> Awaitable[StateIdentity]:
-        """Return lineage, digest and checksums of what was committed last when this is called."""
+        """Return lineage, digest and checksums of the state that is committed at the time of the call."""
         return self.recalled_identity()()
 
     def recalled_identity(self) -> Callable[[], Awaitable[StateIdentity]]:
-        """Return a function that returns ``identity`` of what is committed now, at any later time."""
+        """Return a function that returns ``identity`` of the currently committed state at any later time."""
         known, first = self._identity, self._first
 
         async def identity() -> StateIdentity:
@@ -294,7 +294,7 @@ class ElasticState:
 
     @property
     def _part_sums(self) -> Sums:
-        """The checksums of parts as a commit would keep them."""
+        """The checksums of parts that a commit would keep."""
         return {} if self.sharded is None else self.sharded.parts.next_sums
 
     def _check_part_names(self) -> None:
@@ -311,21 +311,22 @@ class ElasticState:
 
     @property
     def values(self) -> Mapping[str, bytes]:
-        """The committed values that are no arrays, encoded."""
+        """The committed values that are not arrays, encoded."""
         return self._committed
 
     def latest_array(self, name: str) -> Array:
-        """Return the array of that name as a commit would keep it."""
+        """Return the array of that name that a commit would keep."""
         return self._arrays[name].latest
 
     def committed_array(self, name: str) -> Array:
-        """Return the array of that name as it is committed; only the caller of ``adopt`` may write to it."""
+        """Return the committed array of that name; only the caller of ``adopt`` may write to it."""
         return self._arrays[name].committed
 
     def lend_all(self) -> dict[str, Array]:
-        """Return all arrays by name as they are committed; nobody writes to these any more.
+        """Return all committed arrays by name; they are never written to again.
 
-        To be called between two steps or in one, but if there ``has_kept_arrays``, in one that is not committed yet.
+        Call it between two steps or within one, but if the state ``has_kept_arrays``, only within one that is not
+        committed yet.
         """
         return {name: array.lend() for name, array in self._arrays.items()}
 
@@ -336,14 +337,14 @@ class ElasticState:
 
     @property
     def has_kept_arrays(self) -> bool:
-        """May the program change arrays by itself?"""
+        """Whether the program may change arrays by itself."""
         return any(isinstance(array, KeptArray) for array in self._arrays.values())
 
     def adopt(self, lineage: Lineage, values: Mapping[str, bytes], sums: Sums) -> bytes:
         """Go on from ``lineage``: its arrays were written into ``committed_array``, these are its other ``values``.
 
-        ``sums`` has the checksums of these arrays, as they are now, and of parts, which others have.  Returns the
-        digest that the state has now.
+        ``sums`` has the current checksums of these arrays, and those of parts, which others have.  Returns the new
+        digest of the state.
         """
         if set(values) != set(self._fields):
             raise UsageError(
@@ -361,7 +362,7 @@ class ElasticState:
         return self._first.digest
 
     async def close(self) -> None:
-        """Undo what is not committed, and wait for what runs in the background."""
+        """Undo changes that are not committed, and wait for background work."""
         if any(array.is_changed for array in self._arrays.values() if isinstance(array, SwappedArray)):
             await self.abort()
         if self._identity is not None:

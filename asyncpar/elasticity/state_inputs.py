@@ -20,7 +20,7 @@ Parameters: TypeAlias = "Iterable[Parameter] | Mapping[str, Parameter | Array]"
 
 
 def checked_optimizer(optimizer: object) -> Optimizer:
-    """Return ``optimizer``, or raise ``UsageError`` if it is none of ours."""
+    """Return ``optimizer``, or raise ``UsageError`` if it is not one of asyncpar's."""
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"optimizer: expected an asyncpar.nn.optimizers.Optimizer, got {type(optimizer).__name__}; give "

@@ -1,4 +1,4 @@
-"""One step of an elastic job: what a program does in ``async with step``."""
+"""One step of an elastic job: the work of a program in ``async with step``."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ Reduced: TypeAlias = "dict[str, Array] | list[Array] | ShardedGradients"
 
 
 class ElasticStep:
-    """Step ``number`` of a run, in the world of now: use as ``async with step``.
+    """Step ``number`` of a run, in the current world: use as ``async with step``.
 
     When the block ends, the step is committed on all ranks or on none; ``is_committed`` says which.  If the world
     changed, the block ends early (with ``WorldChanged``, or its task is cancelled for a moment), the next world is
-    there when ``async with`` is left, ``change`` tells of it, and an aborted step comes again with the same number.
+    there when ``async with`` is left, ``change`` describes it, and an aborted step is repeated with the same number.
     ``is_replay``: this rank is a newcomer and repeats a step that the others have committed; it has no portions, and
     is in a world of its own.
     """
@@ -52,7 +52,7 @@ class ElasticStep:
     def __init__(self, job: StepOwner, number: int, replay: StepUpdate | None = None) -> None:
         self.number = number
         self.change: WorldChange | None = None
-        """The change of the world that ended this step, or came after it; None if there was none."""
+        """The change of the world that ended this step, or followed it; None if there was none."""
         self.began_in = -1
         """The generation of the world in which the block was entered."""
         self.loss = 0.0
@@ -68,7 +68,7 @@ class ElasticStep:
         self._vote: Vote | None = None
         self._sharded: ShardedStep | None = None
         self._meter: StepMeter | None = None
-        """Of the world in which the block was entered; a replay has none."""
+        """The meter of the world in which the block was entered; a replay has none."""
 
     # -- what a program asks -------------------------------------------------------------------------------------------
 
@@ -78,12 +78,12 @@ class ElasticStep:
 
     @property
     def world(self) -> Communicator:
-        """The communicator of all ranks of the world of now.  Kept beyond its world it raises ``StaleGeneration``."""
+        """The communicator of all ranks of the current world.  Kept beyond its world, it raises ``StaleGeneration``."""
         return self._job.world
 
     @property
     def generation(self) -> int:
-        """The number of the world of now."""
+        """The number of the current world."""
         return self._job.generation
 
     @property
@@ -96,14 +96,14 @@ class ElasticStep:
         return self._portions.of(self._job.rank)
 
     def rng(self, portion: int) -> np.random.Generator:
-        """Return the random stream of ``portion`` in this step: the same on whichever rank, and when it is repeated."""
+        """Return the random stream of ``portion`` in this step: the same on every rank and in every repetition."""
         return portion_rng(self._job.seed, self.number, portion)
 
     def add(self, portion: int, gradients: Gradients, *, loss: float = 0.0) -> None:
         """Add the gradients of one of this rank's portions, which may be reused at once, and its loss.
 
         ``gradients`` are arrays, in order or by name, of the same shapes for every portion.  Raises ``UsageError`` for
-        a portion that is not of this rank, or was added before.
+        a portion that does not belong to this rank, or was added before.
         """
         loss = float(loss)
         self._refuse_pipeline("add")
@@ -111,14 +111,14 @@ class ElasticStep:
         assert self._sum is not None
         packed = self._sum.pack(gradients if self._sharded is None else self._sharded.in_order(gradients))
         self._sum.encode(portion, packed)
-        self._machine.check_add(portion)  # after all that may be refused, so that it can be added again
+        self._machine.check_add(portion)  # after everything that may be refused, so it can be added again
         self._sum.add(portion, packed, loss)
 
     async def reduce(self, op: str = "sum") -> Any:
         """Return the sum (or mean) over all portions, with the same bits in every world; it is valid within the step.
 
-        In the form in which the gradients were added: a dict or a list of arrays.  Where gradients are sharded (a state
-        with ``zero`` of 2 or 3) it is this rank's part of them, for ``update``.
+        The result has the form in which the gradients were added: a dict or a list of arrays.  If gradients are sharded
+        (a state with ``zero`` of 2 or 3) it is this rank's part of them, for ``update``.
 
         Raises ``WorldChanged`` when the world is over, and ``UsageError`` if a portion of this rank is missing.
         """
@@ -139,11 +139,11 @@ class ElasticStep:
     async def run_pipeline(
         self, inputs: OfPortion, targets: OfPortion, loss: LossFunction, *, op: str = "sum"
     ) -> ShardedGradients:
-        """Let the portions go through the pipeline, and return the sum (or mean) of gradients of this rank's stages.
+        """Run the portions through the pipeline, and return the sum (or mean) of gradients of this rank's stages.
 
-        For a state with ``pipeline=``, in place of ``add`` and ``reduce``.  ``inputs(portion)`` is called where the
-        first stage is, ``targets(portion)`` where the last is, and ``loss(output, target)`` returns a number and its
-        gradient there.  Raises as ``reduce`` does; what a stage raises is ``ActionFailed``.
+        For a state with ``pipeline=``, in place of ``add`` and ``reduce``.  ``inputs(portion)`` is called on the rank
+        of the first stage, ``targets(portion)`` on that of the last, where ``loss(output, target)`` returns a number
+        and its gradient.  Raises as ``reduce`` does, and ``ActionFailed`` for errors of a stage.
         """
         if op not in ("sum", "mean"):
             raise UsageError(f"op: expected sum or mean, got {op!r}")
@@ -164,7 +164,7 @@ class ElasticStep:
             raise UsageError(f"step {self.number}: {call} is not for a state with pipeline=; use step.run_pipeline")
 
     async def _keep(self, layout: GradientLayout, flats: list[Array]) -> None:
-        """Let newcomers, if there are any, have what this step is about to use."""
+        """Publish this step's reduced gradients to newcomers, if there are any."""
         if not self._job.shelf.reduced(layout):
             return
         update = await self._job.shelf.copy(self.number, layout, flats, self.loss)
@@ -195,11 +195,11 @@ class ElasticStep:
     async def update(
         self, optimizer: Optimizer, gradients: Reduced, *, learning_rate: float, clip_norm: float | None = None
     ) -> None:
-        """Let ``optimizer``, one of the state, make its step with ``gradients``; visible to others once committed.
+        """Make the step of ``optimizer``, one of the state, with ``gradients``; visible to others once committed.
 
-        ``gradients`` are by name, or in the order of the optimizer's parameters; with ``clip_norm`` they are scaled so
-        that their global norm is that at most.  Raises ``NonFiniteValue``, with nothing changed, for gradients that are
-        not finite.  Frozen parameters stay where they are: their gradients do not count, and may be left out by name.
+        ``gradients`` are by name, or in the order of the optimizer's parameters; with ``clip_norm`` they are scaled to
+        a global norm of at most that.  Raises ``NonFiniteValue``, with nothing changed, for gradients that are not
+        finite.  Frozen parameters stay unchanged: their gradients do not count, and may be left out by name.
         """
         self._machine.check_update()
         if self._sharded is not None and self._sharded.takes(optimizer):
@@ -225,15 +225,15 @@ class ElasticStep:
                 parameter.grad = own
 
     async def gather(self, parameters: Iterable[Parameter] | None = None) -> None:
-        """Let ``parameters`` (all, by default) of a state with ``zero=3`` have their latest values until ``release``.
+        """Give ``parameters`` (default: all) of a state with ``zero=3`` their latest values until ``release``.
 
-        All ranks call it with the same, and as often: around the loop over portions, not in it.  A newcomer that
-        repeats a step gets none.
+        All ranks call it with the same parameters, and equally often: around the loop over portions, not in it.  A
+        newcomer that repeats a step gets none.
         """
         await self._expect_sharded("gather").gather(parameters)
 
     def release(self, parameters: Iterable[Parameter] | None = None) -> None:
-        """Free what ``gather`` has brought; the end of the block does, too."""
+        """Free the values that ``gather`` has fetched; the end of the block does so, too."""
         self._expect_sharded("release").release(parameters)
 
     def _waiting(self) -> AbstractContextManager[None]:
@@ -365,13 +365,13 @@ class ElasticStep:
             await self._job.reform(self, None)
 
     async def commit(self) -> None:
-        """Commit: everybody has voted, or all who are left had."""
+        """Commit: all ranks have voted, or all survivors had."""
         await self._job.current_state.commit()
         self._machine.commit()
         self._job.committed()
 
     async def settle(self, target: int) -> None:
-        """Commit or abort what is under way: the world is over, and ``target`` steps are committed."""
+        """Commit or abort the step under way: the world is over, and ``target`` steps are committed."""
         if self._machine.is_over or self._machine.phase is StepPhase.NEW:
             return
         if target > self.number:

@@ -2,9 +2,9 @@
 
 Theory of operation.  A rank *computes*, *reduces* (the sums are there), changes its state in second buffers, and then
 votes: it is *prepared*.  The vote is one all-reduce, which no rank can end before all have begun it; so a rank that has
-the result knows that all are prepared, and commits.  When the world ends in between, those who are left compare: if
-all of them are prepared, the step is committed (one who is lost may have committed it), if any is not, no rank can have
-committed it, and all abort.
+the result knows that all are prepared, and commits.  When the world ends in between, the survivors compare: if all of
+them are prepared, the step is committed (a lost rank may have committed it); if any is not, no rank can have committed
+it, and all abort.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class StepMachine:
         self.phase = StepPhase.COMPUTING
 
     def may_add(self, portion: int) -> None:
-        """Raise ``UsageError`` unless the gradients of ``portion`` may come now."""
+        """Raise ``UsageError`` unless the gradients of ``portion`` may be added now."""
         self._expect("add", StepPhase.COMPUTING)
         if self._sums is None:
             raise UsageError(f"step {self.number}: a newcomer repeats it and has no portions; use step.portions")
         self._sums.check(portion)
 
     def check_add(self, portion: int) -> None:
-        """Take note of the gradients of ``portion``."""
+        """Record the gradients of ``portion``."""
         self.may_add(portion)
         assert self._sums is not None
         self._sums.take(portion)
@@ -81,7 +81,7 @@ class StepMachine:
         self.phase = StepPhase.REDUCING
 
     def reduced(self) -> None:
-        """Note that the sums are there."""
+        """Record that the sums are there."""
         self._expect("reduced", StepPhase.REDUCING)
         self.phase = StepPhase.REDUCED
 
@@ -90,7 +90,7 @@ class StepMachine:
         self._expect("update", StepPhase.REDUCED)
 
     def check_prepare(self) -> None:
-        """Check that all changes may be complete; others may have to get them before this rank votes."""
+        """Check that all changes may be complete; mirrors may have to get them before this rank votes."""
         if self.phase is StepPhase.COMPUTING:
             raise UsageError(
                 f"step {self.number}: its block ended without `await step.reduce()`; nothing was committed"
@@ -103,12 +103,12 @@ class StepMachine:
         self.phase = StepPhase.PREPARED
 
     def commit(self) -> None:
-        """Commit: everybody has voted, or all who are left had."""
+        """Commit: all ranks have voted, or all survivors had."""
         self._expect("commit", StepPhase.PREPARED)
         self.phase = StepPhase.COMMITTED
 
     def abort(self) -> None:
-        """Abort: the step will come again."""
+        """Abort: the step will be repeated."""
         if not self.is_over:
             self.phase = StepPhase.ABORTED
 
@@ -133,7 +133,7 @@ class Vote:
 def encode_vote(lineage: Lineage, *, is_pending: bool) -> int:
     """Return a vote as a word; words are combined by bitwise and.
 
-    Bits of the lineage are there as they are and inverted: they agree if each bit survives in one of the two.
+    The bits of the lineage occur plain and inverted: lineages agree if each bit survives in one of the two.
     """
     calm = 0 if is_pending else _CALM
     word = lineage.word
@@ -141,6 +141,6 @@ def encode_vote(lineage: Lineage, *, is_pending: bool) -> int:
 
 
 def decode_vote(word: int) -> Vote:
-    """Return what the combined ``word`` says."""
+    """Decode the combined ``word``."""
     plain, inverted = (word >> _FIRST_BIT) & _ALL_BITS, word >> (_FIRST_BIT + LINEAGE_BITS)
     return Vote(agrees=(plain | inverted) == _ALL_BITS and bool(word & _OK), is_pending=not word & _CALM)

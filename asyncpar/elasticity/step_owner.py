@@ -13,7 +13,7 @@ from asyncpar.elasticity.state import ElasticState
 from asyncpar.errors import WorldChanged
 
 MOST_FUTILE: Final = 3
-"""A step that fails so many times while no rank is lost is a fault of the program, and its error is raised."""
+"""A step that fails more often than this while no rank is lost is a fault of the program, and its error is raised."""
 
 
 class StepOwner(Protocol):

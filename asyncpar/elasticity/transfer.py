@@ -1,4 +1,4 @@
-"""Parts of a state on their way from rank to rank: all that moves at once goes in one operation."""
+"""Parts of a state in transit between ranks: all that move at once go in one operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Place: TypeAlias = "tuple[str, int]"
 class PartKind:
     """One array that is kept of each part, under one name: flat, of ``lengths[part]`` values.
 
-    ``initial(part)`` is what it has before the first step, equal on all ranks; where it ``is_uniform`` parts of one
+    ``initial(part)`` is its value before the first step, equal on all ranks; if it ``is_uniform``, parts of one
     length have the same.
     """
 
@@ -36,7 +36,7 @@ class PartKind:
 
     @property
     def shape(self) -> ArrayShape:
-        """The parts one after another."""
+        """The shape of all parts, one after another."""
         total = sum(self.lengths)
         return ArrayShape(self.name, str(self.dtype), (total,), total * self.dtype.itemsize)
 
@@ -48,9 +48,9 @@ async def transfer(
     kinds: Mapping[str, PartKind],
     content: Callable[[Place], Array],
 ) -> dict[Place, Array]:
-    """Send and receive what ``moves`` says of ``places``, equal on all ranks, and return what came.
+    """Send and receive ``places`` according to ``moves``, equal on all ranks, and return the received arrays.
 
-    ``content`` gives what this rank sends.  Raises ``PeerError`` as operations do.
+    ``content`` returns the arrays that this rank sends.  Raises ``PeerError`` as operations do.
     """
     by_part: dict[int, list[Place]] = {}
     for place in sorted(places):

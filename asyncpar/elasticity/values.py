@@ -1,4 +1,4 @@
-"""Values of a state that are no arrays: plain data, random streams, and objects that give and take their state."""
+"""Values of a state that are not arrays: plain data, random streams, and objects with a state of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAIRS = (("state", "restore"), ("state_dict", "load_state_dict"))
 
 @dataclass(frozen=True, slots=True)
 class PlainField:
-    """One value of a state: how to read it, and how to put back what was read."""
+    """One value of a state, with functions to read and to restore it."""
 
     name: str
     read: Callable[[], object]
@@ -32,12 +32,12 @@ class PlainField:
         return encode_plain(self.read(), self.name)
 
     def restore(self, content: bytes) -> None:
-        """Put back the value that ``encoded`` gave."""
+        """Restore the value that ``encoded`` returned."""
         self.write(decode_plain(content))
 
 
 def rng_field(name: str, rng: object) -> PlainField:
-    """Return the state of a numpy Generator."""
+    """Return the state of a numpy Generator as a field."""
     if not isinstance(rng, np.random.Generator):
         raise UsageError(f"{name}: expected a numpy Generator, such as np.random.default_rng(7), got {type(rng)!r}")
     generator = rng.bit_generator
@@ -49,7 +49,7 @@ def rng_field(name: str, rng: object) -> PlainField:
 
 
 def optimizer_field(name: str, optimizer: Optimizer) -> PlainField:
-    """Return what an optimizer has besides arrays.
+    """Return the state of an optimizer besides arrays, as a field.
 
     That is the number of its steps, the factor of the next one, and how many steps which parameters have skipped.
     """
@@ -61,7 +61,7 @@ def optimizer_field(name: str, optimizer: Optimizer) -> PlainField:
 
 
 def frozen_field(name: str, optimizer: Optimizer) -> PlainField:
-    """Return the names of the parameters of an optimizer that are frozen."""
+    """Return the names of the frozen parameters of an optimizer, as a field."""
 
     def write(names: Any) -> None:
         for parameter in optimizer.parameters:
@@ -86,7 +86,7 @@ def arguments_field(sharded: ShardedOptimizer) -> PlainField:
 def extra_field(name: str, values: dict[str, Any]) -> PlainField:
     """Return the field of ``values[name]``.  Lists and dicts stay the same objects when they are restored.
 
-    Raises ``UsageError`` naming it if it is neither plain nor gives and takes its state.
+    Raises ``UsageError`` naming the value if it is neither plain nor an object with methods for its state.
     """
     value = values[name]
     if isinstance(value, np.random.Generator):

@@ -21,7 +21,7 @@ from asyncpar.net.transport.serving import Serving
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The place of one member in a world.  ``lineage`` is what all its members have when they begin."""
+    """The place of one member in a world.  ``lineage`` is that of all its members when they begin."""
 
     generation: int
     rank: int
@@ -33,7 +33,7 @@ class Membership:
 
 
 OnRevoked: TypeAlias = Callable[[int, BaseException | None], None]
-"""Called with the generation that is over, and why, None for a planned change; on the event loop."""
+"""Called, on the event loop, with the generation that is over, and the reason; None for a planned change."""
 
 
 class WorldSource(Protocol):
@@ -49,24 +49,24 @@ class WorldSource(Protocol):
     async def join(self, lineage: Lineage, shelf: SnapshotShelf, *, is_healed: bool) -> Membership:
         """Return the first world of this process.
 
-        It is ready with ``lineage``; ``shelf`` is what others can be healed from.  Raises ``LaunchError`` or
+        The process is ready with ``lineage``; others can be healed from ``shelf``.  Raises ``LaunchError`` or
         ``UsageError`` if there is no place for it.
         """
         ...
 
     def progress(self, lineage: Lineage) -> None:
-        """Tell, while ``join`` waits, that this process has come to ``lineage``."""
+        """Report, while ``join`` waits, that this process has reached ``lineage``."""
         ...
 
     async def withdraw(self) -> None:
-        """Take the last ``join`` back, which was cancelled: the state has to be fetched anew, and then it joins again.
+        """Withdraw the last ``join``, which was cancelled: the process joins again once it has fetched the state anew.
 
-        No world that was formed for the former state is given after this has returned.
+        After this has returned, no world is given that was formed for the former state.
         """
         ...
 
     def refused(self, why: str) -> None:
-        """Report that this process, which was to join, is refused: it would not be the same training.  It ends then."""
+        """Report that this process, which was to join, is refused: it would not be the same training.  It then ends."""
         ...
 
     async def next_world(self, report: MemberReport) -> Membership | None:
@@ -81,20 +81,20 @@ class WorldSource(Protocol):
         ...
 
     def has_pending(self, generation: int) -> bool:
-        """Whether a change waits that lets the world end after the next commit: a newcomer, or one who drains."""
+        """Return whether a change waits that ends the world after the next commit: a newcomer, or a drained rank."""
         ...
 
     async def hold_lease(self) -> None:
-        """Return when this process may commit a step: nobody has gone on without its host.
+        """Return when this process may commit a step: the others have not gone on without its host.
 
         It waits after a pause (of this process, of its agent, of its host) until the others are known to count on it,
-        and while they cannot be reached.  What is done before the next ``await`` is within the lease.  Raises as
+        and while they cannot be reached.  Everything done before the next ``await`` is within the lease.  Raises as
         ``next_world`` does when nothing may be committed any more.
         """
         ...
 
     async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
-        """Leave for good: this process is done, or has ``failed``, in which step if in one, and why.  Idempotent."""
+        """Leave for good: this process is done, or has ``failed``: the step, None outside one, and why.  Idempotent."""
         ...
 
 
@@ -126,7 +126,7 @@ class LoneWorld:
         return False
 
     async def hold_lease(self) -> None:
-        pass  # nobody goes on without it
+        pass  # no other goes on without it
 
     async def leave(self, failed: tuple[int | None, str] | None = None) -> None:
         pass
