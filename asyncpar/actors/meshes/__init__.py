@@ -13,9 +13,9 @@ Lay out the ranks, start an actor on each, and call them all::
     async for place, down in trainers.watch(): ...
     await trainers.stop()
 
-Inside such an actor ``self.group("dp")`` is the communicator over those that differ from it along ``dp`` only.
+Inside such an actor ``self.group("dp")`` is the communicator over those that differ from it only along ``dp``.
 
-What is promised
+Promises
 
 - *All at once.*  A call is checked and its arguments are encoded once, then sent to all; the values come in mesh order.
 - *Failures.*  The call waits for the other actors.  Then ``MeshError``, an ``ExceptionGroup``, has one exception for

@@ -1,6 +1,6 @@
 """Calls to all actors of a mesh: all values together, or each as it arrives.
 
-``Notices`` tells the actors that still work that others have failed; ``CallCounter`` counts asks in flight per rank.
+``Notices`` notifies the actors that still work of failures of others; ``CallCounter`` counts asks in flight per rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Outcomes(Generic[R]):
         """Run ``call`` and record its result or failure."""
         try:
             self.found[rank] = await call
-        except Exception as error:  # noqa: BLE001  # of an actor on this rank it may be what ``on_stop`` raised
+        except Exception as error:  # noqa: BLE001  # from an actor on this rank it may be the error of ``on_stop``
             self.failures[rank] = error
         self._notices.answered(rank, self.failures.get(rank))
 
@@ -49,7 +49,7 @@ async def collect(
 ) -> MeshValues[R]:
     """Run the ``calls``, one for each rank, at once, and return their values when all have ended.
 
-    If some fail, the others go on; then raises ``MeshError``.  Cancelling this cancels all.
+    If some fail, the others go on, and ``MeshError`` is raised at the end.  Cancelling this cancels all.
     """
     with notices:
         outcomes = _Outcomes[R](notices)
@@ -81,7 +81,8 @@ async def items(
 ) -> AsyncGenerator[tuple[Coordinates, R], None]:
     """Yield the items of all ``streams`` with their places, first come first, those of one stream in its order.
 
-    A stream that fails does not end the others; when all have ended, raises ``MeshError``.  In the end all are closed.
+    A stream that fails does not end the others; ``MeshError`` is raised when all have ended.  All are closed at the
+    end.
     """
     failures: dict[int, Exception] = {}
     with notices:
@@ -115,9 +116,9 @@ T = TypeVar("T")
 
 
 class Arrivals(Generic[T]):
-    """The work of several ranks, in tasks; its ``async with`` cancels those that are not done at its end.
+    """The work of several ranks, in tasks; its ``async with`` cancels unfinished ones at its end.
 
-    Unlike a task group it may be left in the middle, as an async generator is whose reader has seen enough.
+    Unlike a task group it may be left in the middle, like an async generator whose reader has seen enough.
     """
 
     def __init__(self) -> None:
@@ -156,18 +157,18 @@ INTERVAL: Final = 0.5
 """Seconds from the first failure to the first notice, and from each notice to the next."""
 
 GiveUp: TypeAlias = Callable[[int, str], None]
-"""Ends what the actors of the round do together; gets the rank that is the cause, and why."""
+"""Ends the collectives of the round's actors; called with the rank that is the cause, and the reason."""
 
 
 class Notices:
-    """Gives up the collectives of a round that has failed, as long as some are still at work, and once in the end.
+    """Gives up the collectives of a failed round, as long as some actors still work, and once at the end.
 
     Those may wait for a rank that has failed; other work goes on.  The first notice comes after ``INTERVAL``, because
-    most ranks detect the failure themselves, with a better error.  Use as ``with``.
+    most ranks detect the failure themselves, with a better error.  Use it in a ``with`` statement.
     """
 
     def __init__(self, rank: int, ranks: Iterable[int], give_up: GiveUp) -> None:
-        """``rank`` is the one that calls, ``ranks`` those that are called."""
+        """``rank`` is the calling one, ``ranks`` are those that are called."""
         self._rank = rank
         self._waiting = set(ranks)
         self._give_up = give_up
@@ -206,7 +207,7 @@ class Notices:
 
 
 class CallCounter(Messenger):
-    """Passes the messages of a mesh's references to ``messenger`` and counts the asks that wait, by rank."""
+    """Passes the messages of a mesh's references to ``messenger`` and counts the pending asks, by rank."""
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
@@ -217,7 +218,7 @@ class CallCounter(Messenger):
         return self._messenger.is_closed
 
     def waiting(self, rank: int) -> int:
-        """Return how many asks wait for the actor on ``rank``."""
+        """Return the number of asks that wait for the actor on ``rank``."""
         return self._asks[rank]
 
     def ask(
@@ -234,7 +235,7 @@ class CallCounter(Messenger):
         return self._messenger.stream(ref, endpoint, arguments, keywords)
 
     async def counted(self, rank: int, ask: Coroutine[Any, Any, R]) -> R:
-        """Return what ``ask``, to the actor on ``rank``, returns."""
+        """Return the result of ``ask`` to the actor on ``rank``."""
         self._asks[rank] += 1
         try:
             return await ask

@@ -30,7 +30,7 @@ class MeshRef(Generic[A]):
     ``await trainers.step(batch)`` asks all, ``await trainers.all(Trainer.step)(batch)`` does so with types known to
     type checkers, ``trainers.step.tell(batch)`` tells all; ``async for place, value in
     trainers.step.as_completed(batch)`` takes results as they arrive, and ``.stream`` items.  ``trainers.slice(dp=0)``
-    is a part of the mesh, ``trainers.at(dp=0, tp=1)`` and ``trainers.choose()`` are references to one actor.
+    is a part of the mesh; ``trainers.at(dp=0, tp=1)`` and ``trainers.choose()`` are references to one actor.
     """
 
     def __init__(self, members: MeshActors, shape: MeshShape) -> None:
@@ -38,7 +38,7 @@ class MeshRef(Generic[A]):
         self._members = members
         self._turn = 0
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------------------------
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -57,14 +57,14 @@ class MeshRef(Generic[A]):
 
     @property
     def refs(self) -> tuple[A, ...]:
-        """The references to all actors, in mesh order.  They may be sent to others, as a list, say."""
+        """The references to all actors, in mesh order.  They may be sent to others, for example as a list."""
         return tuple(cast(A, ref) for ref in self._refs())
 
     def __len__(self) -> int:
         return len(self.shape)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where the actor on ``rank`` is."""
+        """Return the place of the actor on ``rank``."""
         return self.shape.coordinates(rank)
 
     # -- parts -------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class MeshRef(Generic[A]):
         return cast(A, self._members.actors[self.shape.at(place)])
 
     def choose(self) -> A:
-        """Return the reference to an actor with the fewest asks of this mesh in flight; equals take turns."""
+        """Return the reference to an actor with the fewest asks of this mesh in flight; ties rotate."""
         ranks = self.shape.ranks
         turns = [ranks[(self._turn + step) % len(ranks)] for step in range(len(ranks))]
         chosen = min(turns, key=self._members.counter.waiting)
@@ -82,14 +82,14 @@ class MeshRef(Generic[A]):
         return cast(A, self._members.actors[chosen])
 
     def slice(self, **chosen: int | slice) -> MeshRef[A]:
-        """Return a part of the mesh: an axis given one place goes, one given a range stays, counted from 0 again.
+        """Return a part of the mesh: one place removes its axis, a range keeps it, counted from 0 again.
 
         Its actors keep their groups: those of the mesh that they were spawned on.
         """
         return self._part(self.shape.slice(chosen))
 
     def select(self, ranks: Iterable[int]) -> MeshRef[A]:
-        """Return the part of the mesh on some of its ranks, in the order given, along one axis: ``member``."""
+        """Return the part of the mesh on some of its ranks, in the given order, along one axis, ``member``."""
         return self._part(self.shape.select(ranks))
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -100,19 +100,19 @@ class MeshRef(Generic[A]):
         return self._endpoint(name)
 
     def all(self, endpoint: Endpoint[P, R]) -> MeshEndpoint[P, R]:
-        """Return ``endpoint``, given as the class has it (``Trainer.step``), of all actors, with its types.
+        """Return ``endpoint``, given as on the class (``Trainer.step``), of all actors, with its types.
 
-        It reaches endpoints whose names mean something else here, too.
+        It also reaches endpoints whose names mean something else here.
         """
         function = cast(object, endpoint)
-        if not inspect.isfunction(function):  # which is what it is at run time
+        if not inspect.isfunction(function):  # it is one at run time
             raise UsageError(f"endpoint: expected one as the class has it (Trainer.step), got {function!r}")
         return cast(MeshEndpoint[P, R], self._endpoint(function.__name__))
 
-    # -- lives -------------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Stop all actors, once they have handled what waits.  Raises ``MeshError`` if some cannot be stopped."""
+        """Stop all actors, once they have handled waiting messages.  Raises ``MeshError`` if some cannot be stopped."""
         stops = {ref.rank: self._members.system.stop(ref) for ref in self._refs()}
         await calls.collect("stop", self.shape, stops, self._members.round(self.shape.ranks))
 
@@ -125,13 +125,13 @@ class MeshRef(Generic[A]):
         """Watch all actors: ``async for place, down in trainers.watch()`` gives exactly one ``Down`` for each."""
         return MeshWatch(self._members.system, self.shape, self._refs())
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     def _refs(self) -> list[ActorRef[Any]]:
         return [self._members.actors[rank] for rank in self.shape.ranks]
 
     def _endpoint(self, name: str) -> MeshEndpoint[..., Any]:
-        getattr(self._refs()[0], name)  # refuses what is no endpoint of their class
+        getattr(self._refs()[0], name)  # refuses a name that is no endpoint of their class
         return MeshEndpoint(self._members, self.shape, name)
 
     def _part(self, shape: MeshShape) -> MeshRef[A]:
@@ -142,7 +142,7 @@ class MeshRef(Generic[A]):
         return f"<{self.shape} of {ref.class_name} {ref.name!r}>"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks: where each actor is."""
+        """Return the same for notebooks, with the place of each actor."""
         ref = self._members.actors[self.shape.ranks[0]]
         return mesh_table(self.shape, f"{ref.class_name} {ref.name!r}")
 
@@ -167,7 +167,7 @@ class MeshEndpoint(Generic[P, R_co]):
         The arguments are encoded once.  Cancelling cancels all.
 
         Raises ``UsageError`` if the call is wrong, before anything is sent, and ``MeshError`` if some fail: a group of
-        one exception for each of those, as an ask raises them, with the values of the others.
+        one exception for each of those, as from an ask, with the values of the others.
         """
         return await calls.collect(
             self._name, self._shape, self._asks(args, kwargs), self._members.round(self._shape.ranks)
@@ -176,12 +176,12 @@ class MeshEndpoint(Generic[P, R_co]):
     def as_completed(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[tuple[Coordinates, R_co], None]:
         """Ask all when iteration begins, and iterate over places and values as they arrive.
 
-        Leaving the loop early cancels what has not arrived.  Raises as ``__call__`` does, failures at the end.
+        Leaving the loop early cancels the calls that have not arrived.  Raises like ``__call__``, failures at the end.
         """
         return calls.results(self._name, self._shape, self._asks(args, kwargs), self._members.round(self._shape.ranks))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[tuple[Coordinates, R_co], None]:
-        """Let all stream, and iterate over places and items as they arrive, those of one actor in its order.
+        """Stream from all, and iterate over places and items as they arrive, those of one actor in its order.
 
         Leaving the loop early ends all streams.  Failures come at the end, as ``MeshError``.
         """
@@ -189,7 +189,7 @@ class MeshEndpoint(Generic[P, R_co]):
         return calls.items(self._name, self._shape, streams, self._members.round(self._shape.ranks))
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
-        """Tell all; what this returns may be awaited, to be slowed down by the slowest, but need not.
+        """Tell all; the returned object may be awaited, to be slowed down by the slowest, but need not.
 
         Raises ``UsageError`` if the call is wrong, and ``MeshError`` if some cannot be told; the others are.
         """
@@ -222,7 +222,7 @@ class MeshEndpoint(Generic[P, R_co]):
 
 
 class _ToldAll(Told):
-    """Messages on their way to all actors of a mesh."""
+    """Messages in transit to all actors of a mesh."""
 
     __slots__ = ("_shape", "_told", "_what")
 
@@ -246,7 +246,7 @@ class _ToldAll(Told):
 
 
 class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
-    """Places and ``Down``s of a mesh's actors as they end, exactly one each; over when all have ended."""
+    """Places and ``Down``s of a mesh's actors as they end, exactly one each; it ends when all have ended."""
 
     def __init__(self, system: ActorSystem, shape: MeshShape, refs: Iterable[ActorRef[object]]) -> None:
         self._shape = shape
@@ -256,7 +256,7 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
         self._watches = [system.watch(ref, self._downs.put_nowait) for ref in refs]
 
     def cancel(self) -> None:
-        """End the watch.  What has ended already is still reported."""
+        """End the watch.  Actors that have already ended are still reported."""
         for watch in self._watches:
             watch.cancel()
         if self._left:
@@ -268,7 +268,7 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
             raise StopAsyncIteration
         down = await self._downs.get()
         if down is None:
-            self._downs.put_nowait(None)  # for others who wait
+            self._downs.put_nowait(None)  # for other waiting tasks
             raise StopAsyncIteration
         self._left -= 1
         if not self._left:
@@ -297,7 +297,7 @@ class MeshActors:
         return Notices(self.system.rank, called, lambda failed, text: self._give_up(called, failed, text))
 
     def _give_up(self, ranks: list[int], failed: int, text: str) -> None:
-        """Let all groups with any of ``ranks`` begin anew, everywhere."""
+        """Restart all groups with any of ``ranks``, everywhere."""
         self._attempt += 1
         for rank in self.actors:
             self.system.abandon(rank, Abandon(self._mesh, self._attempt, ranks, failed, sendable(text)))

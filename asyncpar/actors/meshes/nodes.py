@@ -25,7 +25,7 @@ A = TypeVar("A", bound=Actor)
 class Nodes:
     """Ranks along named axes.  ``node.nodes`` has all ranks of the world, along one axis: ``rank``.
 
-    Nothing is sent until actors are spawned, and only the rank that spawns need know the mesh.
+    Nothing is sent until actors are spawned, and only the rank that spawns them needs to know the mesh.
     """
 
     def __init__(self, system: ActorSystem, shape: MeshShape, *, number: Callable[[], int]) -> None:
@@ -36,7 +36,7 @@ class Nodes:
 
     @classmethod
     def of_world(cls, system: ActorSystem, size: int) -> Nodes:
-        """Return the mesh of all ranks.  Make it once per ``system``."""
+        """Return the mesh of all ranks.  Create it once per ``system``."""
         return cls(system, MeshShape.line(range(size)), number=itertools.count(1).__next__)
 
     @property
@@ -58,7 +58,7 @@ class Nodes:
         return len(self.shape)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where ``rank`` is."""
+        """Return the coordinates of ``rank``."""
         return self.shape.coordinates(rank)
 
     def at(self, **place: int) -> int:
@@ -68,26 +68,26 @@ class Nodes:
     def reshape(self, **sizes: int) -> Nodes:
         """Return the same ranks, in their order, along other axes: ``nodes.reshape(dp=-1, tp=2)``.
 
-        The last axis runs fastest, as in ``RankMapping``'s default order; one size may be -1: whatever is left.
+        The last axis runs fastest, as in ``RankMapping``'s default order; one size may be -1, and is inferred.
         """
         return self._over(self.shape.reshape(sizes))
 
     def slice(self, **chosen: int | slice) -> Nodes:
-        """Return a part of the mesh: an axis given one place goes, one given a range stays, counted from 0 again."""
+        """Return a part of the mesh: one place removes its axis, a range keeps it, counted from 0 again."""
         return self._over(self.shape.slice(chosen))
 
     def select(self, ranks: Iterable[int]) -> Nodes:
-        """Return a mesh of some of the ranks, in the order given, along one axis: ``member``."""
+        """Return a mesh of some of the ranks, in the given order, along one axis, ``member``."""
         return self._over(self.shape.select(ranks))
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> MeshRef[A]:
         """Start an actor on every rank, all or none, and return when the last ``on_start`` has ended.
 
-        Constructors get copies of the arguments, on this rank, too.  All get the same ``name``, or a new one.  Each
+        Constructors get copies of the arguments, even on this rank.  All get the same ``name``, or a new one.  Each
         rank must know the class: nothing is imported there.
 
-        Raises ``UsageError`` if the arguments cannot be sent or do not fit, and ``MeshError`` if some actors do not
-        start; those that did are stopped then.
+        Raises ``UsageError`` if the arguments cannot be sent or do not match, and ``MeshError`` if some actors do not
+        start; those that did are then stopped.
         """
         check_actor_class(actor)
         number = self._number()
@@ -108,7 +108,7 @@ class Nodes:
         return MeshRef(members, self.shape)
 
     async def _start_all(self, members: MeshActors, spawns: Mapping[int, Coroutine[Any, Any, object]]) -> None:
-        """Run all ``spawns``; if not all succeed, stop what was started."""
+        """Run all ``spawns``; if not all succeed, stop the actors that were started."""
         started: list[ActorRef[Any]] = []
 
         async def start(spawn: Coroutine[Any, Any, object]) -> None:
@@ -137,5 +137,5 @@ class Nodes:
         return f"<{self.shape} of nodes>"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks: where each node is."""
+        """Return the same for notebooks, with the place of each node."""
         return mesh_table(self.shape, "nodes")

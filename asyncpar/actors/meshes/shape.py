@@ -24,7 +24,7 @@ Selection: TypeAlias = "int | slice"
 
 
 class NoSuchPlace(UsageError, KeyError):  # noqa: N818
-    """The mesh has no such place; the message names the axis and what it has."""
+    """The mesh has no such place; the message names the axis and its places."""
 
     __str__ = Exception.__str__
 
@@ -108,7 +108,7 @@ class MeshShape:
             yield Coordinates(dict(zip(self.axes, place, strict=True)))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where ``rank`` is."""
+        """Return the coordinates of ``rank``."""
         if rank not in self.ranks:
             raise NoSuchPlace(f"rank: expected one of {_shown(self.ranks)}, got {rank}")
         place = self._order().coordinates(self.ranks.index(rank))
@@ -124,7 +124,7 @@ class MeshShape:
         return self.ranks[self._order().rank_at(checked)]
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks that differ from ``rank`` along ``axis`` only, itself included, in order of that axis."""
+        """Return the ranks that differ from ``rank`` only along ``axis``, itself included, in order of that axis."""
         self._check_axes((axis,))
         place = self.coordinates(rank)
         return tuple(self.at({**place, axis: at}) for at in range(self.sizes[axis]))
@@ -132,7 +132,7 @@ class MeshShape:
     # -- other meshes ------------------------------------------------------------------------------------------------
 
     def reshape(self, sizes: Mapping[str, int]) -> MeshShape:
-        """Return the same ranks, in the same order, along other axes; one size may be -1: whatever is left."""
+        """Return the same ranks, in the same order, along other axes; one size may be -1, and is inferred."""
         numbers = {axis: _checked_number(axis, size) for axis, size in sizes.items()}
         open_axes = [axis for axis, size in numbers.items() if size == -1]
         wrong = next((axis for axis, size in numbers.items() if size < 1 and size != -1), None)
@@ -148,9 +148,9 @@ class MeshShape:
         return MeshShape(tuple((axis, left if size == -1 else size) for axis, size in numbers.items()), self.ranks)
 
     def slice(self, chosen: Mapping[str, Selection]) -> MeshShape:
-        """Return the part of the mesh at the ``chosen`` places: an axis given one place goes, one given a range stays.
+        """Return the part of the mesh at the ``chosen`` places: one place removes its axis, a range keeps it.
 
-        Places along what stays are counted from 0 again.
+        Places along remaining axes are counted from 0 again.
         """
         self._check_axes(chosen)
         kept: list[tuple[str, int]] = []
@@ -167,7 +167,7 @@ class MeshShape:
         return MeshShape(tuple(kept), ranks)
 
     def select(self, ranks: Iterable[int]) -> MeshShape:
-        """Return a mesh with one axis, ``member``, over some of the ranks, in the order given."""
+        """Return a mesh with one axis, ``member``, over some of the ranks, in the given order."""
         chosen = tuple(_checked_number("ranks", rank) for rank in ranks)
         for rank in chosen:
             if rank not in self.ranks:
@@ -176,7 +176,7 @@ class MeshShape:
             raise UsageError(f"ranks: expected at least one rank, each once, got {list(chosen)}")
         return MeshShape.line(chosen, MEMBER_AXIS)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _order(self) -> RankOrder:
         return RankOrder(axes=self.dimensions[::-1])
@@ -188,7 +188,7 @@ class MeshShape:
 
 
 def _checked_number(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):  # numpy's integers are good, too
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):  # numpy's integers are valid, too
         raise UsageError(f"{name}: expected an integer, got {value!r}")
     return operator.index(value)
 
@@ -201,7 +201,7 @@ def _checked_place(axis: str, value: object, size: int) -> int:
 
 
 def _checked_range(axis: str, selection: slice, size: int) -> range:
-    """Return the places that ``selection`` means; unlike Python, refuse bounds that lie outside."""
+    """Return the places that ``selection`` covers; unlike Python, refuse bounds that lie outside."""
     for bound in (selection.start, selection.stop):
         if bound is not None and not -size <= _checked_number(axis, bound) <= size:
             raise NoSuchPlace(f"{axis}: expected a range within 0..{size}, got {bound}")
@@ -216,7 +216,7 @@ def _shown(ranks: tuple[int, ...]) -> str:
 
 
 def mesh_table(shape: MeshShape, members: str) -> str:
-    """Return a table of HTML: the place and the rank of each of the ``members``, of the first 64 of them."""
+    """Return an HTML table of the place and the rank of each of the ``members``, of the first 64 of them."""
     found = zip(shape.places(), shape.ranks, strict=True)
     rows = [(str(place) or "the one place", str(rank)) for place, rank in itertools.islice(found, _MOST_ROWS)]
     more = [("and", f"{len(shape) - _MOST_ROWS} more")] if len(shape) > _MOST_ROWS else []

@@ -16,13 +16,13 @@ class MeshValues(Mapping[Coordinates, R_co]):
     """Coordinates to values, in mesh order.
 
     ``values[{"dp": 0, "tp": 1}]``, ``values.at(dp=0, tp=1)``, ``values.by_rank()[1]``, ``list(values.values())``.
-    After failures it has only those that arrived.
+    After failures it has only the values that arrived.
     """
 
     __slots__ = ("_found", "shape")
 
     def __init__(self, shape: MeshShape, found: Mapping[int, R_co]) -> None:
-        """Take the values in ``found`` by rank; ranks that are not of ``shape`` are left out."""
+        """Take the values in ``found`` by rank; ranks outside of ``shape`` are left out."""
         self.shape = shape
         self._found = {rank: found[rank] for rank in shape.ranks if rank in found}
 
@@ -55,7 +55,7 @@ class MeshValues(Mapping[Coordinates, R_co]):
 
 
 class MeshError(AsyncparError, ExceptionGroup[Exception]):
-    """Some actors of a mesh failed: one exception for each, with a note that says where.
+    """Some actors of a mesh failed: one exception for each, with a note of its place.
 
     ``values`` are the results of the others; they arrived before this was raised.
     """
@@ -71,17 +71,14 @@ class MeshError(AsyncparError, ExceptionGroup[Exception]):
         super().__init__(message, exceptions)
 
     def derive(self, exceptions: Sequence[Exception]) -> MeshError:  # type: ignore[override]
-        """Keep kind and values where ``except*`` and ``split`` take the group apart."""
+        """Keep type and values where ``except*`` and ``split`` divide the group."""
         return MeshError(self.message, exceptions, self.values)
 
 
 def mesh_error(
     what: str, shape: MeshShape, failures: Mapping[int, Exception], found: Mapping[int, object]
 ) -> MeshError | NodeClosed:
-    """Return the error for the ranks in ``failures``, in mesh order; each failure is noted with its place.
-
-    On a closed node it is one, that of any call.
-    """
+    """Return the error for the ranks in ``failures``, in mesh order; each failure is noted with its place."""
     failed = [rank for rank in shape.ranks if rank in failures]
     own = [error for error in failures.values() if isinstance(error, NodeClosed)]
     if len(own) == len(shape):

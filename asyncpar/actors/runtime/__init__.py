@@ -17,11 +17,11 @@ Write a class, mark what others may call, spawn it, and call it from any rank::
     await ref.add.tell(3)                             # tell, and be slowed down if the actor is slow
     remote = system.ref("c", rank=1, actor_class=Counter)   # the actor of that name on another rank
 
-What is promised stands in ``semantics.md`` beside this file, sentence by sentence, each with its test.
+All promises are listed in ``semantics.md`` beside this file, sentence by sentence, each with its test.
 
-Limits: an actor that asks an actor that waits for it, directly or not, waits for ever unless a deadline ends the ask;
-only the direct case is refused, any other is told after ``ASYNCPAR_WAIT_WARNING`` seconds.  A plain ``def`` endpoint
-cannot be interrupted: a cancellation drops its result, and closing the node waits for it and logs that.
+Limits: an actor that asks an actor that waits for it, directly or not, waits forever unless a deadline ends the ask;
+only the direct case is refused, any other is reported after ``ASYNCPAR_WAIT_WARNING`` seconds.  A plain ``def``
+endpoint cannot be interrupted: a cancellation drops its result, and closing the node waits for it and logs that.
 
 Modules, in reading order
 

@@ -30,49 +30,49 @@ class ActorContext(ABC):
 
     @abstractmethod
     def group(self, axis: str | None) -> Communicator:
-        """See ``Actor.group``."""
+        """Implement ``Actor.group``."""
 
     @abstractmethod
     async def spawn_child(
         self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
     ) -> ActorRef[Any]:
-        """See ``Actor.spawn``."""
+        """Implement ``Actor.spawn``."""
 
     @abstractmethod
     async def stop_child(self, ref: ActorRef[Any]) -> None:
-        """See ``Actor.stop_child``."""
+        """Implement ``Actor.stop_child``."""
 
     @abstractmethod
     async def kill_child(self, ref: ActorRef[Any]) -> None:
-        """See ``Actor.kill_child``."""
+        """Implement ``Actor.kill_child``."""
 
     @abstractmethod
     async def end_child(self, ref: ActorRef[Any], *, within: float | None) -> BaseException | None:
-        """Stop a child, if it has not ended yet, and kill it after ``within`` seconds; return what ``on_stop`` raised.
+        """Stop a child, if it has not ended yet, and kill it after ``within`` seconds; return the error of ``on_stop``.
 
         If this actor itself is closed or fails, the child's endpoint is cancelled and its waiting messages are refused.
         """
 
     @abstractmethod
     def run_soon(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run ``work`` in the actor's task, before messages that wait, as a hook: if it raises, the actor fails."""
+        """Run ``work`` in the actor's task, before waiting messages, like a hook: if it raises, the actor fails."""
 
     @property
     @abstractmethod
     def is_ending(self) -> bool:
-        """Whether the end of this actor has begun.  It may still handle messages that wait."""
+        """Whether the end of this actor has begun.  It may still handle waiting messages."""
 
     @abstractmethod
     def watch(self, ref: ActorRef[Any]) -> Watch:
-        """See ``Actor.watch``."""
+        """Implement ``Actor.watch``."""
 
     @abstractmethod
     def stop(self) -> None:
-        """See ``Actor.stop_self``."""
+        """Implement ``Actor.stop_self``."""
 
 
 class _FromReference(Generic[R_co]):
-    """An attribute that an actor takes from its reference, unless it has one of that name itself."""
+    """An attribute that an actor takes from its reference, unless it has its own of that name."""
 
     def __init__(self, read: Callable[[ActorRef[Any]], R_co]) -> None:
         self._read = read
@@ -94,15 +94,15 @@ class ActorType(ABCMeta):
 
 
 class Actor(metaclass=ActorType):
-    """Base of actor classes: state that one task guards and others reach by messages.
+    """Base class of actors: state that is guarded by one task, and that others reach by messages.
 
-    Endpoints of one actor run one at a time, in the order in which their messages arrived, all on the node's event
-    loop (a plain ``def`` endpoint in the actor's own thread, while nothing else of the actor runs).  So an actor needs
-    no locks; only endpoints marked with ``concurrency`` run beside the others.  The constructor runs on the loop, too;
+    Endpoints of one actor run one at a time, in the order in which their messages arrived, all on the node's event loop
+    (a plain ``def`` endpoint in the actor's own thread, while nothing else of the actor runs).  So an actor needs no
+    locks; only endpoints marked with ``concurrency`` run alongside the others.  The constructor runs on the loop, too;
     asynchronous initialization belongs in ``on_start``.
 
-    An actor *fails* when a told message or one of the hooks raises: it ends, and its owner is notified.  An error of
-    an asked endpoint is raised at the caller, and the actor goes on.
+    An actor *fails* when a told message or one of the hooks raises: it ends, and its owner is notified.  An error of an
+    asked endpoint is raised at the caller, and the actor continues.
     """
 
     endpoints: ClassVar[frozenset[str]] = frozenset()
@@ -134,10 +134,10 @@ class Actor(metaclass=ActorType):
         """
 
     async def on_down(self, down: Down) -> None:
-        """Run, before messages that wait, when an actor that this one watches has ended."""
+        """Run, before waiting messages, when an actor that this one watches has ended."""
 
     async def on_child_down(self, down: Down) -> None:
-        """Run, before messages that wait, when a child ended that this actor did not end.
+        """Run, before waiting messages, when a child has ended that this actor did not end.
 
         By default the failure of a child is a failure of its owner.
         """
@@ -145,11 +145,11 @@ class Actor(metaclass=ActorType):
             raise down.error
 
     def _begin(self) -> Coroutine[Any, Any, None]:
-        """Run what comes before the first message.  No frame of its own: tracebacks begin in the program's code."""
+        """Run the work before the first message.  It adds no frame: tracebacks begin in the program's code."""
         return self.on_start()
 
     def _conclude(self) -> Coroutine[Any, Any, None]:
-        """Run what comes after the last message."""
+        """Run the work after the last message."""
         return self.on_stop()
 
     async def _end_children(self) -> None:
@@ -165,9 +165,9 @@ class Actor(metaclass=ActorType):
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start a child on this rank and return its reference when its ``on_start`` has ended.
 
-        The constructor gets ``args`` and ``kwargs`` as they are.  Without ``name`` the child gets one of its own.
-        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.  Children end
-        with their owner: they are stopped, last started first, before its ``on_stop``.
+        The constructor gets ``args`` and ``kwargs`` themselves, not copies.  Without ``name`` a new name is generated.
+        Raises the exception of the constructor or ``on_start``, and ``UsageError`` for a name that is taken.  Children
+        end with their owner: they are stopped, last started first, before its ``on_stop``.
         """
         return cast(A, await self._require_context().spawn_child(actor, args, kwargs, name=name))
 
@@ -184,14 +184,14 @@ class Actor(metaclass=ActorType):
         return self._require_context().watch(as_reference(ref))
 
     def stop_self(self) -> None:
-        """Let this actor stop once the messages that wait have been handled."""
+        """Stop this actor once the waiting messages have been handled."""
         self._require_context().stop()
 
     def group(self, axis: str | None = None) -> Communicator:
-        """Return the communicator over the actors of this one's mesh that differ along ``axis`` only: collectives.
+        """Return the communicator over the actors of this one's mesh that differ only along ``axis``, for collectives.
 
-        Without ``axis``: over all actors of the mesh.  Returns the same one each time, except after a call of the mesh
-        that failed on some actors: such a call ends the groups of all actors called (their collectives raise
+        Without ``axis`` it is over all actors of the mesh.  Returns the same one each time, except after a call of the
+        mesh that failed on some actors: such a call ends the groups of all actors called (their collectives raise
         ``PeerCancelled``), and later calls of this method return new ones.  So call it where you use the group.
 
         Raises ``UsageError`` for an unknown axis, naming the known ones, and if this actor is not on a mesh.
@@ -216,7 +216,7 @@ class EndpointMethod(Generic[P, R_co]):
 
 
 class StreamingEndpointMethod(Generic[P, R_co]):
-    """The same for an endpoint that is an async generator."""
+    """Like ``EndpointMethod``, for an endpoint that is an async generator."""
 
     @abstractmethod
     def __get__(self, instance: object, owner: type | None = None) -> StreamingEndpoint[P, R_co]: ...
@@ -246,24 +246,24 @@ def endpoint(*, concurrency: int | None = None) -> _EndpointDecorator: ...
 def endpoint(function: Any = None, /, *, concurrency: int | None = None) -> Any:
     """Mark a method of an actor as one that others may call: ``@endpoint`` or ``@endpoint(concurrency=8)``.
 
-    ``async def`` runs on the loop, plain ``def`` in a thread (from which others cannot be asked or told), and an async
-    generator is a stream of items.  Called on ``self`` it is a plain method.  Arguments from others are checked against
-    its annotations.
+    ``async def`` runs on the loop, plain ``def`` in a thread (from which other actors cannot be asked or told), and an
+    async generator is a stream of items.  Called on ``self`` it is a plain method.  Arguments from others are checked
+    against its annotations.
 
-    With ``concurrency`` up to that many calls of this endpoint run at once, beside whatever else the actor does.
+    With ``concurrency``, up to that many calls of this endpoint run at once, alongside the actor's other work.
 
-    Raises ``UsageError`` for what cannot be an endpoint.
+    Raises ``UsageError`` for a function that cannot be an endpoint.
 
-    ``function`` is what the decorator marks.
+    ``function`` is the decorated method.
     """
     mark = EndpointMark(concurrency)
     return (lambda function: mark_endpoint(function, mark)) if function is None else mark_endpoint(function, mark)
 
 
 def as_reference(value: object) -> ActorRef[Any]:
-    """Return ``value``, which type checkers may know as the actor's class, as the reference that it is.
+    """Return ``value``, which type checkers may know as the actor's class, typed as the reference that it is.
 
-    Raises ``UsageError`` if it is none.
+    Raises ``UsageError`` if it is not a reference.
     """
     if not isinstance(value, ActorRef):
         raise UsageError(f"ref: expected the reference of an actor (as spawn returns it), got {value!r}")

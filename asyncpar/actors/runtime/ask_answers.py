@@ -1,4 +1,4 @@
-"""Say what an actor of this rank does, to ranks whose asks wait for it: see ``ask_waits``."""
+"""Answers about the actors of this rank to ranks whose asks wait for them: see ``ask_waits``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AskAnswers:
         return AskAnswer(number, where or f"runs {delivery.endpoint}()", inquiry.caller, inquiry.call, link)
 
     def _of_actor(self, number: int, cell: Cell) -> AskAnswer:
-        """Return what the actor's own task does, for which a call waits."""
+        """Describe the work of the actor's own task, for which a call waits."""
         asks = [
             ask
             for ask in self._caller.asks_of(cell.name)
@@ -55,6 +55,6 @@ class AskAnswers:
 
 
 def _place(cell: Cell, delivery: Delivery) -> str:
-    """Return where the endpoint that runs is."""
+    """Return the current place of the running endpoint."""
     assert delivery.execution is not None, "it runs"
     return describe_task(delivery.execution.task) or describe_thread(f"actor {cell.name}")

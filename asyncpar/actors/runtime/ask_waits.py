@@ -1,10 +1,11 @@
-"""Tell of asks that wait for long: which actor they wait for, and what that does now, on whichever rank.
+"""Reports of asks that wait for long: the actor they wait for, and its current work, on whichever rank.
 
-Theory of operation.  A timer that runs while asks are pending notes the number of the next call; so the age of all
+Theory of operation.  A timer that runs while asks are pending records the number of the next call; so the age of all
 calls is known without a clock reading per call.  When an ask has waited for ``warn_after`` seconds, its caller inquires
 at the actor's rank; the answer names the ask that the actor itself waits for, if it does, and the caller goes on to
-that one's rank (``WaitChase``).  It ends at an actor that waits for no other one, at a rank that does not answer, or
-where it has been before: that is a deadlock.  Every wait is told once, and of waits for one actor the first.
+that one's rank (``WaitChase``).  It ends at an actor that waits for no other one, at a rank that does not answer, or at
+a place where it has been before, which means a deadlock.  Every wait is reported once, and of several waits for one
+actor only the first.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_cycle
 
 ANSWER_SECONDS: Final = 0.5
-"""How long a rank may take to say what its actor does."""
+"""Seconds that a rank may take to answer an inquiry about its actor."""
 
 _TICKS: Final = 8
-"""How often the age of calls is looked at, within the time after which they are told."""
+"""Number of times that the age of calls is inspected within the time after which they are reported."""
 
 _MOST_STEPS: Final = 64
 _MOST_CHASES: Final = 8
-"""Waits that are looked into at one moment; others wait for other actors, perhaps, and are not told."""
+"""Number of waits that are followed at one moment; others are not reported, though they may wait for other actors."""
 
 
 CallIdentity = tuple[int, int]
-"""The rank of a caller, and the number that the call has there."""
+"""The rank of a caller, and the number of the call there."""
 
 
 class WaitChase:
-    """Follow one ask over the actors that wait for each other.  Pure.
+    """Follows one ask over the actors that wait for each other.  Pure.
 
-    ``where`` says what the last actor does, and ``cycle`` are the waits of a deadlock, if it leads into one.
+    ``where`` describes the last actor's work, and ``cycle`` holds the waits of a deadlock, if it leads into one.
     """
 
     def __init__(self, rank: int, actor: str, link: AskLink) -> None:
@@ -56,15 +57,15 @@ class WaitChase:
 
     @property
     def steps(self) -> int:
-        """How far it has come."""
+        """Number of steps so far."""
         return len(self._path)
 
     def inquiry(self, number: int) -> AskInquiry:
-        """Return what to ask the rank of the ``culprit`` next."""
+        """Return the next inquiry to the rank of the ``culprit``."""
         return AskInquiry(number, self._caller, self._link.call, self._link.actor)
 
     def hear(self, answer: AskAnswer) -> bool:
-        """Take the answer of the culprit's rank; return whether the rank of another culprit is to be asked now."""
+        """Handle the answer of the culprit's rank; return whether another culprit's rank is to be asked now."""
         self.where = answer.text
         rank, actor = self.culprit
         if answer.caller is not None and answer.call is not None:
@@ -81,11 +82,11 @@ class WaitChase:
         return True
 
     def silent(self, seconds: float) -> None:
-        """Take that the culprit's rank has not answered."""
+        """Record that the culprit's rank has not answered."""
         self.where = f"has not answered for {seconds:.3g} s"
 
     def _ends_at(self, call: CallIdentity, *, after: int) -> bool:
-        """Has it been at ``call`` before?  Then it is in a circle, which begins so many steps after that."""
+        """Return whether it has been at ``call`` before, in a circle that begins ``after`` steps later."""
         place = next((place for place, (known, _) in enumerate(self._path) if known == call), None)
         if place is None:
             return False
@@ -107,28 +108,28 @@ class _Chasing(msgspec.Struct):
 
 
 class AskWaits:
-    """Tells of the calls in ``pending`` that wait for long.  Once per caller; ``close`` it."""
+    """Reports the calls in ``pending`` that wait for long.  One per caller; ``close`` it."""
 
     def __init__(
         self, rank: int, pending: Mapping[int, PendingCall], outbound: Outbound, next_call: Callable[[], int]
     ) -> None:
         self.is_ticking = False
-        """Is the age of calls being looked at?"""
+        """Whether the age of calls is being inspected."""
         self.told: dict[int, PendingCall] = {}
-        """By call: what was told to wait, and is not over."""
+        """By number, the calls whose wait was reported and is not over."""
         self._rank = rank
         self._pending = pending
         self._outbound = outbound
         self._marks: deque[tuple[float, int]] = deque()
-        """Times, and the number that the next call had then."""
+        """Times, with the number of the next call at each."""
         self._next_call = next_call
         self._looked = 0
-        """The calls before this one were looked at."""
+        """The calls before this one have been inspected."""
         self._timer: asyncio.TimerHandle | None = None
         self._chasing: dict[int, _Chasing] = {}
 
     def begin(self, call: int) -> None:
-        """Look at the age of calls from ``call`` on, until none is left that was not looked at."""
+        """Inspect the age of calls from ``call`` on, until all have been inspected."""
         after = self._outbound.observer.warn_after
         if after is not None:
             self.is_ticking = True
@@ -138,20 +139,20 @@ class AskWaits:
             self._timer = loop.call_later(after / _TICKS, self._tick)
 
     def over(self, pending: PendingCall) -> None:
-        """Tell the end of a wait that was told."""
+        """Report the end of a wait that was reported."""
         if self.told.pop(pending.call, None) is not None:
             future = pending.future
             has_failed = future.done() and (future.cancelled() or future.exception() is not None)
             self._outbound.observer.tell_over(pending, has_failed=has_failed or not future.done())
 
     def close(self) -> None:
-        """Look no more.  Idempotent."""
+        """Stop inspecting.  Idempotent."""
         for timer in (self._timer, *(chasing.timer for chasing in self._chasing.values())):
             if timer is not None:
                 timer.cancel()
         self._chasing.clear()
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspections -------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         after, now = self._outbound.observer.warn_after, asyncio.get_running_loop().time()
@@ -172,7 +173,7 @@ class AskWaits:
             self.is_ticking = False
 
     def _look(self, since: float, calls: range) -> None:
-        """Look into the ``calls`` that are still pending, which began before ``since``."""
+        """Follow the ``calls`` that are still pending, which began before ``since``."""
         known = {(told.ref.rank, told.ref.name) for told in self.told.values()}
         known |= {(each.pending.ref.rank, each.pending.ref.name) for each in self._chasing.values()}
         for call in [call for call in self._pending if call in calls]:
@@ -191,7 +192,7 @@ class AskWaits:
             self._inquire(call)
 
     def link_of(self, pending: PendingCall) -> AskLink:
-        """Return what is said of a call to others."""
+        """Return the description of a call for others."""
         site = self._outbound.recorder.site_of(pending.ticket)
         return AskLink(pending.ref.rank, pending.call, pending.ref.name, pending.endpoint, site)
 
@@ -202,7 +203,7 @@ class AskWaits:
         self._outbound.say(chasing.chase.culprit[0], chasing.chase.inquiry(call))
 
     def hear(self, rank: int, answer: AskAnswer) -> None:
-        """Take an answer of ``rank``."""
+        """Handle an answer of ``rank``."""
         chasing = self._chasing.get(answer.number)
         if chasing is None or chasing.chase.culprit[0] != rank:
             return

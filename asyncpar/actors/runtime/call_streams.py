@@ -1,4 +1,4 @@
-"""The streams of one call: ``Feeds`` at its caller, who brings streams along, ``ServedStreams`` where it is served."""
+"""The streams of one call: ``Feeds`` at its caller, who passes streams, and ``ServedStreams`` where it is served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Feed:
 
     def __init__(self, source: AsyncIterable[Any], *, what: str, call: int, number: int, channel: ReplyChannel) -> None:
         self.error: BaseException | None = None
-        """The error of the source, or why one of its items cannot be sent."""
+        """The error of the source, or the reason why one of its items cannot be sent."""
         self.outlet = Outlet(0, encode=self._encode, send=channel.send, is_stopped=lambda: self._is_stopped)
         self._source = source
         self._what = what
@@ -45,7 +45,7 @@ class Feed:
         self._is_stopped = False
 
     def credit(self, amount: int, create_task: CreateTask) -> None:
-        """Produce items that cost ``amount`` more; starts the task of the source if there is none."""
+        """Produce items that cost ``amount`` more; start the task of the source if there is none."""
         self.outlet.credit(amount)
         if self._task is None and not self._is_stopped:
             self._task = create_task(self._run(), context=self._context)
@@ -53,13 +53,13 @@ class Feed:
     def cancel(self) -> None:
         """Produce no more items."""
         if self._is_stopped:
-            return  # a second cancellation would interrupt how the source ends
+            return  # a second cancellation would interrupt the source's clean-up
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Return when the source is closed, after ``cancel``."""
+        """Wait, after ``cancel``, until the source is closed."""
         if self._task is not None:
             await asyncio.wait({self._task})
         if not self._has_begun:
@@ -141,7 +141,7 @@ class ServedStreams:
         self._inlets: dict[int, Inlet[Any]] = {}
         self._outlet: Outlet | None = None
 
-    # -- the endpoint's side ---------------------------------------------------------------------------------------
+    # -- interface of the endpoint ---------------------------------------------------------------------------------
 
     def open(self, number: int, decoder: PayloadDecoder[Any], what: str) -> Inlet[Any]:
         """Return stream ``number`` of the arguments.  Raises ``UsageError`` if it was opened already."""
@@ -155,19 +155,19 @@ class ServedStreams:
         return inlet
 
     async def produce(self, source: AsyncIterable[Any], is_stopped: Callable[[], bool]) -> None:
-        """Send every item of ``source`` until it ends or ``is_stopped()``.  Raises what ``source`` raises."""
+        """Send every item of ``source`` until it ends or ``is_stopped()``.  Exceptions of ``source`` are raised."""
         self._outlet = Outlet(STREAM_WINDOW, encode=self._encode, send=self._channel.send, is_stopped=is_stopped)
         await self._outlet.drain(source)
 
     def blames_caller(self, error: BaseException) -> bool:
-        """Whether ``error`` was raised because the caller sent an item of the wrong type."""
+        """Return whether ``error`` was raised because the caller sent an item of the wrong type."""
         return any(inlet.wrong_item is error for inlet in self._inlets.values())
 
     def close(self) -> None:
         """End all streams with an error; tasks that the endpoint started may still read them."""
         self.abort(UsageError(f"{self._title}: the call that brought this stream has ended"))
 
-    # -- the caller's side -----------------------------------------------------------------------------------------
+    # -- interface of the caller -----------------------------------------------------------------------------------
 
     def abort(self, error: AsyncparError) -> None:
         """End all streams of the caller with ``error``."""

@@ -27,7 +27,7 @@ GRACE: Final = 0.25
 
 
 class Callee:
-    """Calls that actors of this rank serve.  Every call gets one answer, unless its caller cancelled it or was lost."""
+    """Calls served by actors of this rank.  Every call gets one answer, unless its caller cancelled it or was lost."""
 
     def __init__(self, *, rank: int, extension: Extension, outbound: Outbound) -> None:
         self.dead_letters = DeadLetters()
@@ -40,17 +40,17 @@ class Callee:
 
     @property
     def serving(self) -> int:
-        """Calls that arrived and are not answered yet."""
+        """Number of calls that have arrived and are not answered yet."""
         return len(self._serving)
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- incoming --------------------------------------------------------------------------------------------------
 
     def accept(
         self, sender: int, received: message.CallMessage | message.TellMessage, payload: memoryview, ending: Ending
     ) -> Delivery | None:
         """Count a call or tell for an actor and return it; None if it was refused because the actor is ``ending``.
 
-        Raises ``ProtocolError`` for a call that is being served already and for more than the window allows.
+        Raises ``ProtocolError`` for a call that is already being served and for more than the window allows.
         """
         place = (sender, received.actor)
         window = self._windows.get(place)
@@ -94,7 +94,7 @@ class Callee:
         )
 
     def end(self, ticket: int, state: EventState) -> None:
-        """Record how the endpoint of ``begin`` has ended."""
+        """Record the end of the endpoint of ``begin``."""
         self._outbound.recorder.end(ticket, state)
 
     def find(self, rank: int, call: int) -> Delivery | None:
@@ -124,7 +124,7 @@ class Callee:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def return_credit(self, rank: int, actor: str, amount: int) -> None:
-        """Tell ``rank`` that messages of it to ``actor`` that cost ``amount`` were taken; 0 sends nothing."""
+        """Notify ``rank`` that messages from it to ``actor`` that cost ``amount`` were taken; 0 sends nothing."""
         if amount:
             self._outbound.say(rank, message.Credit(actor, amount))
 
@@ -148,7 +148,7 @@ class Callee:
         try:
             is_inline = may_change or payload.nbytes <= INLINE_COPY_BYTES
             content = payload.write() if is_inline else await off_loop(payload.write, nbytes=payload.nbytes)
-        except asyncio.CancelledError:  # the caller gets an answer all the same
+        except asyncio.CancelledError:  # the caller gets an answer nevertheless
             self._outbound.say(
                 delivery.sender, message.FailureMessage(delivery.call, message.CLOSED, "the node was closed")
             )
@@ -160,7 +160,7 @@ class Callee:
         self._outbound.send_quietly(delivery.sender, content)
 
     def _refusal(self, value: object, what: str) -> UsageError | None:
-        """Return why ``value`` cannot be sent, in words about itself and not about the message that it stood in."""
+        """Return the reason why ``value`` cannot be sent, in terms of the value, not of the message around it."""
         try:
             PayloadEncoder(extension=self._extension).part(value, what=what)
         except UsageError as error:
@@ -192,11 +192,11 @@ class Callee:
             self._outbound.say(delivery.sender, message.FailureMessage(delivery.call, reason, sendable(text)))
 
     def settle(self, name: str) -> None:
-        """Return the outstanding credit of the senders to the actor called ``name``, which has ended."""
+        """Return the outstanding credit to the senders of the actor called ``name``, which has ended."""
         for rank, actor in [place for place in self._windows if place[1] == name]:
             self.return_credit(rank, actor, self._windows.pop((rank, actor)).settle())
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _make(
         self,
@@ -227,7 +227,7 @@ class Callee:
         )
 
     def _finish(self, delivery: Delivery) -> bool:
-        """Forget the call; False if it was cancelled, so that no answer may be sent."""
+        """Remove the call; return False if it was cancelled, so that no answer may be sent."""
         if delivery.call is not None and not delivery.is_cancelled:
             self._serving.pop((delivery.sender, delivery.call), None)
             self._expiry.drop((delivery.sender, delivery.call))

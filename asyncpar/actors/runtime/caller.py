@@ -45,7 +45,7 @@ class Caller:
         """Number of asks that wait for an answer."""
         return sum(not pending.future.done() for pending in self._pending.values())
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- outgoing --------------------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -124,14 +124,14 @@ class Caller:
         """Forget a call; one without an answer is withdrawn or cancelled at its actor."""
         self._forget(pending)
         if pending.future.done() and not pending.future.cancelled():
-            has_failed = pending.future.exception() is not None  # seen: it may have been cancelled at the same time
+            has_failed = pending.future.exception() is not None  # retrieved: the caller may have been cancelled
             self._outbound.recorder.end(pending.ticket, EventState.FAILED if has_failed else EventState.COMPLETED)
         else:
             self._outbound.recorder.end(pending.ticket, EventState.CANCELLED)
             pending.future.cancel()
             self._withdraw(pending)
         if pending.outgoing is not None and pending.outgoing.sending is not None:
-            pending.outgoing.sending.release()  # the arguments are lent no longer
+            pending.outgoing.sending.release()  # the arguments are no longer lent
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
         """Send a call without an answer."""
@@ -155,7 +155,7 @@ class Caller:
         encoder: PayloadEncoder,
         result: PayloadDecoder[Any],
     ) -> Any:
-        """Ask something about ``ref`` of the system it belongs to: what ``envelope`` makes of the call's number."""
+        """Send a request about ``ref`` to its system: the message that ``envelope`` makes of the call's number."""
         self._check_open(ref, verb)
         call = self.new_call()
         content = encoder.prepare(envelope(call), what=verb)
@@ -204,7 +204,7 @@ class Caller:
         return None
 
     def _put(self, ref: ActorRef[Any], endpoint: str, outgoing: OutboundMessage) -> bool:
-        """Send ``outgoing`` or queue it; True if it was sent."""
+        """Send ``outgoing`` or queue it; return True if it was sent."""
         place = (ref.rank, ref.name)
         window = self._windows.get(place)
         if window is None:
@@ -237,7 +237,7 @@ class Caller:
         ref, outgoing = pending.ref, pending.outgoing
         window = None if outgoing is None else self._windows.get((ref.rank, ref.name))
         if window is not None and outgoing is not None and window.drop(outgoing):
-            if not window.is_sending:  # messages behind one that was not written yet
+            if not window.is_sending:  # messages behind one that is not written yet
                 self._send_queued(ref.rank, window)
             return
         if (outgoing is not None and not outgoing.is_sent) or self._is_closed:
@@ -255,7 +255,7 @@ class Caller:
         if pending.origin is not None and pending.origin.asks:
             pending.origin.asks.discard(pending.call)
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- incoming --------------------------------------------------------------------------------------------------
 
     def reply(self, rank: int, reply: message.Reply, payload: memoryview) -> None:
         """End a call with its result; ignored if the call is over."""
@@ -292,7 +292,7 @@ class Caller:
             del self._windows[place]
 
     def _send_queued(self, rank: int, window: SendWindow) -> None:
-        """Send queued messages as far as there is credit.  Sending to this rank may return credit at once."""
+        """Send queued messages as far as credit allows.  Sending to this rank may return credit at once."""
         window.is_sending = True
         try:
             while (outgoing := window.next()) is not None:
@@ -326,7 +326,7 @@ class Caller:
             self.peer_lost(rank, self._closed())
 
     def asks_of(self, actor: str) -> list[PendingCall]:
-        """Return the asks that endpoints of ``actor``, of this rank, wait for; the oldest first."""
+        """Return the asks that endpoints of ``actor``, on this rank, wait for, oldest first."""
         return [
             pending
             for pending in self._pending.values()
@@ -345,7 +345,7 @@ class Caller:
             raise ProtocolError(f"actor message: rank {rank} answers call {call}, which rank {pending.ref.rank} got")
         return pending
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _check_open(self, ref: ActorRef[Any], endpoint: str) -> None:
         if self._is_closed:

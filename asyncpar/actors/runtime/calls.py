@@ -1,8 +1,8 @@
 """A call at its two ends: ``PendingCall`` at its caller, ``Delivery`` and its ``Execution`` at its actor.
 
-An endpoint runs inside a task that outlives it.  To interrupt the endpoint that task is cancelled; ``Execution`` tells
-this from a cancellation of the task itself by counting, as ``asyncio.timeout`` does: when the endpoint has ended,
-however it ended, its count of interrupts is taken back.
+An endpoint runs inside a task that outlives it.  To interrupt the endpoint, that task is cancelled; ``Execution``
+distinguishes this from a cancellation of the task itself by counting, as ``asyncio.timeout`` does: when the endpoint
+has ended, however it ended, its interrupts are subtracted from the count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Execution:
 
     @property
     def task(self) -> asyncio.Task[object]:
-        """The task that it runs in."""
+        """The task in which it runs."""
         return self._task
 
     @property
@@ -59,9 +59,9 @@ class Execution:
         self._task.cancel()
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return what ``work`` returns, and uncancel the task for each ``interrupt``.
+        """Return the result of ``work``, and uncancel the task for each ``interrupt``.
 
-        Cancellations of the task that ``work`` has caught and not raised again are taken back, too.
+        Cancellations of the task that ``work`` has caught and not raised again are uncancelled, too.
         """
         before = self._task.cancelling()
         is_cancelled = False
@@ -79,7 +79,7 @@ class Execution:
 class Delivery(msgspec.Struct, eq=False):
     """A call, or a tell (``call`` is None), that arrived at its actor.
 
-    ``window`` is that of its sender and actor, from which it takes ``cost``.  ``deadline`` is the time of this loop at
+    ``window`` is that of its sender and actor, of which it uses ``cost``.  ``deadline`` is the time of this loop at
     which the caller stops waiting.
     """
 
@@ -158,7 +158,7 @@ class PendingCall(msgspec.Struct, eq=False):
     feeds: Feeds | None = None
     """Streams among the arguments of the call."""
     ticket: int = NO_TICKET
-    """That of its record: see ``Recorder``."""
+    """The ticket of its record: see ``Recorder``."""
 
     @property
     def title(self) -> str:

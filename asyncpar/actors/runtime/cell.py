@@ -1,8 +1,8 @@
 """The task, the mailbox and the lifecycle of one actor.
 
-Theory of operation.  One task constructs the actor, runs ``on_start``, handles one thing after the other and, at the
+Theory of operation.  One task constructs the actor, runs ``on_start``, handles one message after the other and, at the
 end, ends the children and runs ``on_stop``.  Endpoints run inside this task, not in tasks of their own, which makes a
-message cheap; only concurrent endpoints have tasks (see ``mailbox``).  Before each message the task looks, in this
+message cheap; only concurrent endpoints have tasks (see ``mailbox``).  Before each message the task checks, in this
 order, whether the actor was killed (or its node closed, or it failed), then for notices of supervision, then for
 messages; it was stopped if none of these is left.
 """
@@ -32,7 +32,7 @@ from asyncpar.errors import UsageError
 
 
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Immutable description of an actor to start.  ``create`` constructs it; ``owner`` is told how it ends."""
+    """Immutable description of an actor to start.  ``create`` constructs it; ``owner`` is notified of its end."""
 
     ref: ActorRef[Any]
     actor_class: type[Actor]
@@ -41,7 +41,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     owner: Cell | None = None
     place: MeshPlace | None = None
     guard: EndpointGuard | None = None
-    """Is there where each endpoint begins and ends."""
+    """Called where each endpoint begins and ends."""
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +95,15 @@ class Cell(ActorContext):
         self.ending = Ending()
         self.task: asyncio.Task[None] | None = None
         self.started: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
-        """Done when the actor is ready, and then None; raises what its constructor or ``on_start`` raised."""
+        """Completes with None when the actor is ready; raises the exception of its constructor or ``on_start``."""
         self.has_served = False
-        """Whether the actor was ready at some time."""
+        """Whether the actor has ever been ready."""
         self.is_finishing = False
         """Whether the end is in progress.  Notices are no longer delivered."""
         self.is_dismissed = False
         """Whether its owner ends it, so that the owner gets no notice."""
-        self.watchers: set[tuple[int, int]] | None = None  # as all that most actors never have: they are idle
-        """Watches to be told of the end: rank and number of each."""
+        self.watchers: set[tuple[int, int]] | None = None  # like everything that most actors never need: they are idle
+        """Watches to be notified of the end: rank and number of each."""
         self.children: list[Cell] | None = None
         self.listeners = 0
         """Number of waiters that raise an error of ``on_stop``; without one the error is logged."""
@@ -120,10 +120,10 @@ class Cell(ActorContext):
         self._last: Cell | None = None
         self._is_over = False
 
-    # -- outside ---------------------------------------------------------------------------------------------------
+    # -- interface of the system -----------------------------------------------------------------------------------
 
     def put(self, delivery: Delivery) -> None:
-        """Add a message to the mailbox, or refuse the message that has no room."""
+        """Add a message to the mailbox, or refuse one if there is no room."""
         spec = delivery.spec = self._endpoints.get(delivery.endpoint)
         if spec is None:
             names = sorted(self._endpoints)
@@ -146,17 +146,17 @@ class Cell(ActorContext):
             self._executor.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
 
     def notify(self, hook: str, down: Down) -> None:
-        """Call the actor's ``hook`` with ``down`` before any message that waits."""
+        """Call the actor's ``hook`` with ``down`` before any waiting message."""
         self._hear_soon(hook, lambda: getattr(self._executor.actor, hook)(down), down)
 
     def stop(self) -> None:
-        """Take no more messages, handle those that wait, then end."""
+        """Accept no more messages, handle waiting ones, then end."""
         self._end_by(End.STOP)
 
     def retire(self, *, handles_waiting: bool) -> None:
-        """Take no more messages, finish what runs (and, if it ``handles_waiting``, what waits), then end.
+        """Accept no more messages, finish running ones (and waiting ones, if it ``handles_waiting``), then end.
 
-        Messages are refused as by a node that closes.
+        Messages are refused as by a closing node.
         """
         self.ending.is_retired = True
         self._end_by(End.STOP)
@@ -164,13 +164,13 @@ class Cell(ActorContext):
             self._refuse_waiting()
 
     def close(self) -> None:
-        """End because the node closes; cancels what runs, except an ``on_stop`` that has begun."""
+        """End because the node closes; cancel running work, except an ``on_stop`` that has begun."""
         self._end_by(End.CLOSE)
         if self._last is not None:
             self._last.close()
 
     def fail(self, error: BaseException) -> None:
-        """End because of ``error``; cancels what runs."""
+        """End because of ``error``; cancel running work."""
         self._end_by(End.FAIL, error)
 
     def kill(self) -> None:
@@ -182,7 +182,7 @@ class Cell(ActorContext):
 
     @staticmethod
     def is_concurrent(delivery: Delivery) -> bool:
-        """Does ``delivery`` wait for a place among several, not for the actor's own task?"""
+        """Return whether ``delivery`` is for a concurrent endpoint, not for the actor's own task."""
         return delivery.spec is not None and delivery.spec.concurrency is not None
 
     def is_current_task(self) -> bool:
@@ -195,11 +195,11 @@ class Cell(ActorContext):
         return is_inside or any(child.is_waiting_for() for child in self.children or ())
 
     async def wait_ended(self, within: float | None = None) -> bool:
-        """Return True when the task has ended in any way; False after ``within`` seconds."""
+        """Wait until the task has ended in any way, and return True; return False after ``within`` seconds."""
         return self.task is None or not (await asyncio.wait({self.task}, timeout=within))[1]
 
     async def wait_stopped(self) -> None:
-        """Return when the task has ended, or raise what ``on_stop`` raised, which is then not logged."""
+        """Wait until the task has ended; raise the error of ``on_stop``, which is then not logged."""
         self.listeners += 1
         try:
             await self.wait_ended()
@@ -275,7 +275,7 @@ class Cell(ActorContext):
     # -- the task --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Start the actor, handle messages until it is told to end, end it.
+        """Start the actor, handle messages until it has to end, and end it.
 
         Messages are handled here and not in a coroutine of its own, whose frame every idle actor would keep.
         """
@@ -310,7 +310,7 @@ class Cell(ActorContext):
             self._services.ended(self)
 
     async def _start(self) -> bool:
-        """Construct the actor and run ``on_start``; False if one of them failed or the actor is to end."""
+        """Construct the actor and run ``on_start``; return False if one of them failed or the actor is to end."""
         if self.started is None or self.started.done():
             self.ending.begin(End.KILL)  # the spawn was cancelled
         if self.ending.has_begun:
@@ -320,8 +320,8 @@ class Cell(ActorContext):
             if not self._is_interruption(error):
                 self.ending.begin(End.FAIL, error)
             return False
-        if CURRENT.get() is not None:  # a context that is written to takes memory of its own
-            CURRENT.set(None)  # from here on it does not belong to the call in which it was spawned
+        if CURRENT.get() is not None:  # a modified context takes memory of its own
+            CURRENT.set(None)  # from here on it is not part of the call in which it was spawned
         if self.ending.is_urgent:
             return True  # and its end begins at once
         self.has_served = True
@@ -335,7 +335,7 @@ class Cell(ActorContext):
     async def _make(self) -> None:
         """Construct the actor and run ``on_start``."""
         assert self._create is not None, "it is made once"
-        create, self._create = self._create, None  # which holds the arguments
+        create, self._create = self._create, None  # it holds the arguments
         actor = create()
         object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
         self._executor.actor = actor
@@ -346,14 +346,14 @@ class Cell(ActorContext):
         return isinstance(error, SelfCancelled) and self.ending.is_urgent
 
     def _has_served_all(self) -> bool:
-        """Is there nothing more to handle, or is it to be left?"""
+        """Return whether there is nothing more to handle, or the rest is to be dropped."""
         if self.ending.is_urgent or not self.ending.has_begun:
             return self.ending.is_urgent
         is_busy = self._notices or self._mailbox or (self._concurrent is not None and self._concurrent.is_busy)
         return not is_busy
 
     def _next(self) -> Coroutine[Any, Any, None] | None:
-        """Return what handles the next notice or message; None if none waits."""
+        """Return the handling of the next notice or message; None if none waits."""
         if self._notices:
             hook, work, _ = self._notices.popleft()
             return self._hear(hook, work)
@@ -367,7 +367,7 @@ class Cell(ActorContext):
             self.fail(error)
 
     async def _finish(self, *, has_started: bool) -> None:
-        """Refuse the messages that wait, end the children, run ``on_stop``."""
+        """Refuse the waiting messages, end the children, run ``on_stop``."""
         if not self.ending.has_begun:
             self.ending.begin(End.CLOSE)  # the task is being cancelled: there is no other reason
         self.is_finishing = True
@@ -381,7 +381,7 @@ class Cell(ActorContext):
         await self._end_children()
         if actor is not None and self.ending.end is not End.KILL:
             await self._run_last(actor._conclude)
-            await self._end_children()  # which ``on_stop`` may have started
+            await self._end_children()  # children that ``on_stop`` may have started
 
     async def _end_children(self) -> None:
         while self.children:
@@ -390,7 +390,7 @@ class Cell(ActorContext):
             await self._end(child)
 
     async def _end(self, child: Cell, within: float | None = None) -> bool:
-        """Stop or close a child, as this actor itself ends; False if that takes longer than ``within`` seconds."""
+        """Stop or close a child, as this actor itself ends; return False if it takes longer than ``within`` seconds."""
         child.stop() if self.ending.end in (None, End.STOP) else child.close()
         self._last = child
         try:
@@ -404,7 +404,7 @@ class Cell(ActorContext):
         if error is not None and not isinstance(error, SelfCancelled):
             self.ending.stop_error = error
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _end_by(self, end: End, error: BaseException | None = None) -> None:
         self.ending.begin(end, error)

@@ -32,7 +32,7 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Counts the dead letters that were found on this rank, and keeps the last ones.
+    """Count of the dead letters found on this rank, and the latest of them.
 
     They are found where the actor should have been, or at the sender if that rank is known to be gone.
     """
@@ -45,9 +45,9 @@ class DeadLetters:
         self._is_showing = False
 
     def subscribe(self, observer: Callable[[DeadLetter], None]) -> Callable[[], None]:
-        """Call ``observer`` with each dead letter from now on, on the node's loop; return what ends that.
+        """Call ``observer`` with each later dead letter, on the node's loop; return a callback that ends this.
 
-        Dead letters that an observer causes are not passed on, which would never end.
+        Dead letters that an observer causes are not passed on, since that would never end.
         """
         if not callable(observer):
             raise UsageError(f"observer: expected a function of one dead letter, got {observer!r}")

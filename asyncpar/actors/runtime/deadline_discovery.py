@@ -1,20 +1,19 @@
-"""Find the deadline of a task from the timeouts that it has entered.
+"""Discovery of a task's deadline from the timeouts that it has entered.
 
-Theory of operation.  asyncio keeps no list of the timeouts of a task.  But a *suspended* coroutine shows what it
-refers to, the block stack included, and an ``async with asyncio.timeout(...)`` keeps its ``Timeout.__aexit__`` there
+Theory of operation.  asyncio keeps no list of the timeouts of a task.  But a *suspended* coroutine exposes its
+references, including the block stack, and an ``async with asyncio.timeout(...)`` keeps its ``Timeout.__aexit__`` there
 until it is left: as a bound method up to Python 3.13, as a function followed by the ``Timeout`` from 3.14 on.  So the
-chain of coroutines and generators that a task awaits shows every timeout that the task is in,
-in the order in which they were entered.  A task that another one awaits, directly, by ``wait_for`` or ``gather`` or as
-a child of a task group, ends with that one, so its timeouts count, too; those that were entered inside the task group
-do not.
+chain of coroutines and generators that a task awaits shows every timeout that the task is in, in the order in which
+they were entered.  A task that another one awaits, directly, by ``wait_for`` or ``gather`` or as a child of a task
+group, ends with that one, so its timeouts count, too; those that were entered inside the task group do not.
 
 An iteration has the deadline of its loop: the timeouts that were entered before an ``async for`` end it as a whole, but
-one that is entered around a single step ends that step only.  So only those count that lie below the iterator on the
+one that is entered around a single step ends only that step.  So only those count that lie below the iterator on the
 block stack of the frame that runs the loop and alone knows the iterator.
 
-All of this reads what CPython shows for debugging, which no version promises to the next.  So ``check_interpreter``
-tries it on a coroutine of its own, once per process, and refuses an interpreter on which it does not work: otherwise
-endpoints there would not see deadlines, in silence.
+All of this reads debugging internals of CPython, which may change with any version.  So ``check_interpreter`` tries it
+on a coroutine of its own, once per process, and refuses an interpreter on which it does not work: otherwise endpoints
+there would silently miss deadlines.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _MAX_TASKS: Final = 16
 
 @cache
 def check_interpreter() -> None:
-    """Raise ``UsageError`` unless this interpreter shows what ``find_deadline`` reads.  Warn of an unknown version."""
+    """Raise ``UsageError`` unless this interpreter supports ``find_deadline``.  Warn of an unknown version."""
     if sys.version_info[:2] > _NEWEST:
         warnings.warn(
             f"asyncpar is tested on Python 3.11 to {_NEWEST[0]}.{_NEWEST[1]}, this is {platform.python_version()}: "
@@ -96,9 +95,10 @@ def _probed_pause() -> Generator[None, None, None]:
 
 
 def find_deadline(task: asyncio.Task[Any], iterator: Iteration | None = None) -> float | None:
-    """Return when, in loop time, the first timeout cancels what ``task`` awaits; None if none is seen.
+    """Return the loop time at which the first timeout cancels the awaitable of ``task``; None if none is found.
 
-    With ``iterator``, return when the first timeout ends the loop over it, which ``task`` runs.  ``task`` is suspended.
+    With ``iterator``, return the time at which the first timeout ends the loop over it, which ``task`` runs.  ``task``
+    is suspended.
     """
     times: list[float] = []
     if iterator is not None:
@@ -114,7 +114,7 @@ def find_deadline(task: asyncio.Task[Any], iterator: Iteration | None = None) ->
 
 
 def _collect(task: asyncio.Task[Any], times: list[float], seen: set[int]) -> None:
-    """Add the times of ``task`` and of those that end with it or end it."""
+    """Add the times of ``task`` and of tasks that end with it or end it."""
     if id(task) in seen or len(seen) >= _MAX_TASKS or task.done():
         return
     seen.add(id(task))
@@ -124,7 +124,7 @@ def _collect(task: asyncio.Task[Any], times: list[float], seen: set[int]) -> Non
 
 
 def _collect_from(task: asyncio.Task[Any], group: asyncio.TaskGroup | None, times: list[float], seen: set[int]) -> None:
-    """Add the times of ``task``, which awaits another one, itself or by ``group``."""
+    """Add the times of ``task``, which awaits another one, directly or by ``group``."""
     if group is None:
         _collect(task, times, seen)
         return
@@ -137,17 +137,17 @@ def _collect_from(task: asyncio.Task[Any], group: asyncio.TaskGroup | None, time
 
 
 def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float] | None:
-    """Return when the timeouts around the ``async for`` over ``iterator`` fire; None if ``task`` runs no such loop."""
+    """Return the times of the timeouts around the loop of ``task`` over ``iterator``; None if it runs no such loop."""
     generator = iterator()
     if generator is None:
         return None
     times: list[float] = []
     for frame in _frames(task):
         if isinstance(frame, AsyncGeneratorType):
-            times = []  # what is outside may be around one step of this generator
+            times = []  # outer timeouts may be around one step of this generator
         places = sum(item is generator for item in gc.get_referents(frame))
         if places:
-            known = _references_of_a_look() + places + generator.ag_running  # those of the loop, and of its step
+            known = _references_of_a_look() + places + generator.ag_running  # references of the loop, and of its step
             if places != _places_of_loop(frame) or _count_references(iterator) != known:
                 return None
             times += _times(_contexts(frame, below=generator))
@@ -157,21 +157,21 @@ def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float]
 
 
 def _count_references(iterator: Iteration) -> int:
-    """Return how many references there are to an iterator that is still there, those of this look included."""
+    """Return the number of references to a live iterator, including those of this inspection."""
     generator = iterator()
     return sys.getrefcount(generator)
 
 
 @cache
 def _references_of_a_look() -> int:
-    """Return what is counted for a generator to which only one variable refers."""
+    """Return the count for a generator to which only one variable refers."""
     generator = _probed_steps()
     assert isinstance(generator, AsyncGeneratorType)
     return _count_references(weakref.ref(generator))
 
 
 def _places_of_loop(frame: Frame) -> int:
-    """Return how often a loop of ``frame`` refers to its iterator: a comprehension may also get it as its argument."""
+    """Return the number of references of a loop of ``frame`` to its iterator: two in a comprehension."""
     is_comprehension = isinstance(frame, CoroutineType) and frame.cr_code.co_varnames[:1] == (".0",)
     return 2 if is_comprehension else 1
 
@@ -183,7 +183,7 @@ def _times(contexts: Iterable[object]) -> Iterator[float]:
 
 
 def _entered(task: asyncio.Task[Any], until: asyncio.TaskGroup | None) -> list[float] | None:
-    """Return when the timeouts of ``task`` fire; with ``until``, of those only that were entered before it.
+    """Return the times at which the timeouts of ``task`` fire; with ``until``, only of those entered before it.
 
     None if ``until`` is not found.
     """
@@ -202,7 +202,7 @@ def _entered(task: asyncio.Task[Any], until: asyncio.TaskGroup | None) -> list[f
 
 
 def _frames(task: asyncio.Task[Any]) -> Iterator[Frame]:
-    """Yield what ``task`` is suspended in, outermost first."""
+    """Yield the frames in which ``task`` is suspended, outermost first."""
     found: object = task.get_coro()
     for _ in range(_MAX_DEPTH):
         if isinstance(found, CoroutineType):
@@ -218,7 +218,7 @@ def _frames(task: asyncio.Task[Any]) -> Iterator[Frame]:
             return
         elif (awaited := getattr(found, "cr_await", None)) is not None:  # a coroutine in compiled code, as gRPC's are
             found = awaited
-        else:  # what stands between a coroutine and an async generator's next item, and the like
+        else:  # an object between a coroutine and an async generator's next item, or the like
             found = next((item for item in gc.get_referents(found) if isinstance(item, _FRAMES)), None)
 
 
@@ -240,7 +240,7 @@ def _is_exit(function: object) -> bool:
 
 
 def _unfold(context: object) -> Iterator[object]:
-    """Yield ``context``, or what it has entered itself, as far as contextlib's own are concerned."""
+    """Yield ``context``, or the contexts that it has entered itself if it is one of contextlib's own."""
     if isinstance(context, asyncio.Timeout):
         yield context
     elif isinstance(context, contextlib.AsyncExitStack):
@@ -261,7 +261,7 @@ def _is_leaving(frame: Frame, group: asyncio.TaskGroup) -> bool:
 
 
 def _wait_for_time(frame: Frame) -> float | None:
-    """Return when ``frame`` ends what it waits for, if it is an ``asyncio.wait_for`` that uses no ``Timeout``."""
+    """Return the time at which ``frame`` ends its wait, if it is an ``asyncio.wait_for`` that uses no ``Timeout``."""
     if not isinstance(frame, CoroutineType) or frame.cr_code is not asyncio.wait_for.__code__:
         return None
     handle: Any = None if frame.cr_frame is None else frame.cr_frame.f_locals.get("timeout_handle")

@@ -1,7 +1,7 @@
 """Deadlines of calls: the ``asyncio.timeout`` around an ask also limits the endpoint that serves it.
 
-``DeadlineSweeper`` looks for the timeouts of asks that take long (see ``deadline_discovery``), ``CallDeadlines`` tells
-the callee of them, and the callee ends late calls by an ``AlarmClock``.
+``DeadlineSweeper`` looks for the timeouts of asks that take long (see ``deadline_discovery``), ``CallDeadlines``
+reports them to the callee, and the callee ends late calls by an ``AlarmClock``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AlarmClock(Generic[K]):
         self._ring = ring
         self._times: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        """Also holds what was set anew or dropped since, up to as much again as is set."""
+        """Also holds keys that were set again or dropped since, up to as many again as are set."""
         self._counter = 0
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
@@ -48,11 +48,11 @@ class AlarmClock(Generic[K]):
 
     @property
     def size(self) -> int:
-        """Times that are kept, dropped ones included."""
+        """Number of times that are kept, including dropped ones."""
         return len(self._heap)
 
     def set(self, key: K, when: float) -> None:
-        """Ring for ``key`` at the loop time ``when``, instead of at the time that was set for it before."""
+        """Ring for ``key`` at the loop time ``when``, instead of at the time that was set before."""
         self._times[key] = when
         self._counter += 1
         heapq.heappush(self._heap, (when, self._counter, key))
@@ -97,11 +97,13 @@ class AlarmClock(Generic[K]):
 
 
 PERIOD: Final = 0.005
-"""Seconds after which an ask takes long: it is looked at once when it is one to two of them old."""
+"""Seconds after which an ask takes long: it is inspected once when it is one to two periods old."""
 LOOKS: Final = 8
-"""Most asks that are looked at in a row, so that looks take 2 % of the time at most: one takes about 11 microseconds.
+"""Maximum number of asks inspected in a row, so that inspections take at most 2 % of the time: one takes about 11
+microseconds.
 
-The others wait for a period more."""
+The others wait for another period.
+"""
 
 
 class _Ask(msgspec.Struct, eq=False):
@@ -114,9 +116,9 @@ class _Ask(msgspec.Struct, eq=False):
 class DeadlineSweeper:
     """Calls ``report(call, when)`` for every watched ask whose task turns out to have a deadline.
 
-    Quick asks cost two operations on a dict each.  All asks together have one timer for the search, and one for what
-    was found: when a deadline passes and the ask still waits, the deadline was moved, so it is looked for again
-    and reported anew, as None if there is none left.
+    Quick asks cost two dict operations each.  All asks together have one timer for the search, and one for the
+    deadlines found: when a deadline passes and the ask still waits, the deadline was moved, so it is searched for and
+    reported again, as None if there is none left.
     """
 
     def __init__(
@@ -141,10 +143,10 @@ class DeadlineSweeper:
     def watch(
         self, call: int, task: asyncio.Task[Any], limit: float | None = None, iterator: Iteration | None = None
     ) -> None:
-        """Look for a deadline of ``task``, which has just sent ``call``, in a while.
+        """Look for a deadline of ``task``, which has just sent ``call``, after a while.
 
-        With ``iterator`` it is the deadline of the loop over that which counts.  ``limit`` is a deadline that the
-        receiver knows of already; later ones are not reported.
+        With ``iterator`` the deadline of the loop over it counts.  ``limit`` is a deadline that the receiver already
+        knows; later ones are not reported.
         """
         self._young[call] = _Ask(task, iterator, limit, limit)
         if self._timer is None:
@@ -197,7 +199,7 @@ class DeadlineSweeper:
         when = self._find(ask.task, ask.iterator)
         if ask.limit is not None and (when is None or when > ask.limit):
             when = ask.limit
-        if when == ask.reported:  # also if it has just passed: the timeout is about to cancel the task
+        if when == ask.reported:  # even if it has just passed: the timeout is about to cancel the task
             return
         ask.reported = when
         if when is None or when == ask.limit:
@@ -208,7 +210,7 @@ class DeadlineSweeper:
 
 
 class CallDeadlines:
-    """Finds the deadlines of the calls in ``pending``, and says them to the ranks that were called.
+    """Finds the deadlines of the calls in ``pending``, and reports them to the ranks that were called.
 
     Raises ``UsageError`` on an interpreter on which they cannot be found.
     """

@@ -30,7 +30,7 @@ class EndpointMark:
 
 
 def mark_endpoint(function: Any, mark: EndpointMark) -> Any:
-    """Return ``function``, marked as an endpoint.  Raises ``UsageError`` for what cannot be one."""
+    """Mark ``function`` as an endpoint, and return it.  Raises ``UsageError`` if it cannot be one."""
     if not inspect.isfunction(function):
         raise UsageError(f"endpoint: expected a method (async def or def), got {function!r}")
     if inspect.isgeneratorfunction(function):
@@ -48,7 +48,7 @@ def is_endpoint(attribute: object) -> bool:
 
 
 def endpoint_mark(function: Callable[..., Any]) -> EndpointMark:
-    """Return what the endpoint ``function`` was marked with."""
+    """Return the mark of the endpoint ``function``."""
     mark = getattr(function, _MARK)
     assert isinstance(mark, EndpointMark)
     return mark
@@ -57,7 +57,7 @@ def endpoint_mark(function: Callable[..., Any]) -> EndpointMark:
 def read_endpoints(actor_class: type[Any], reserved: Collection[str]) -> frozenset[str]:
     """Return the names of the endpoints of a class that is being defined.
 
-    Raises ``UsageError``, naming what to change, for what cannot work.
+    Raises ``UsageError``, naming what to change, for declarations that cannot work.
     """
     names = frozenset(name for name in dir(actor_class) if is_endpoint(inspect.getattr_static(actor_class, name)))
     title = actor_class.__qualname__
@@ -96,15 +96,15 @@ class WhenFull(enum.StrEnum):
     FAIL = "fail"
     """It is refused: an ask raises ``MailboxFull``, a tell becomes a dead letter."""
     DROP_OLDEST = "drop_oldest"
-    """It gets the place of the oldest waiting message, which is refused."""
+    """It takes the place of the oldest waiting message, which is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailboxPolicy:
     """The policy of an actor class: ``mailbox = Mailbox(limit=100, when_full="drop_oldest")`` in its body.
 
-    ``limit`` is how many messages may wait (default 1000); with ``wait`` there is none, since senders are slowed down
-    by bytes.
+    ``limit`` is the number of messages that may wait (default 1000); with ``wait`` there is none, since senders are
+    slowed down by bytes.
     """
 
     limit: int | None = None

@@ -13,7 +13,7 @@ from asyncpar.errors import ActorDown, AsyncparError, NodeClosed
 
 
 class DownReason(enum.StrEnum):
-    """Why an actor ended."""
+    """Reason for the end of an actor."""
 
     STOPPED = "stopped"
     """It was stopped, or stopped itself."""
@@ -31,7 +31,7 @@ class DownReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Says that an actor has ended.  ``error`` is a ``RemoteError`` if it failed, ``PeerLost`` if its rank was lost."""
+    """The end of an actor.  ``error`` is a ``RemoteError`` if it failed, ``PeerLost`` if its rank was lost."""
 
     ref: ActorRef[Any]
     reason: DownReason
@@ -39,16 +39,16 @@ class Down:
 
 
 class End(enum.IntEnum):
-    """Ways to end an actor; the greatest one asked for applies."""
+    """Ways to end an actor; the greatest requested one applies."""
 
     STOP = 1
-    """Handle the messages that wait, then end."""
+    """Handle waiting messages, then end."""
     CLOSE = 2
-    """The node closes: interrupt the endpoint, refuse the messages that wait, run ``on_stop``."""
+    """The node closes: interrupt the endpoint, refuse waiting messages, run ``on_stop``."""
     FAIL = 3
     """The actor failed: the same as ``CLOSE``."""
     KILL = 4
-    """Interrupt the endpoint, refuse the messages that wait, do not run ``on_stop``."""
+    """Interrupt the endpoint, refuse waiting messages, do not run ``on_stop``."""
 
 
 _REASONS: Final = {
@@ -67,11 +67,12 @@ class Ending:
     def __init__(self) -> None:
         self.end: End | None = None
         self.has_begun = False
-        """Whether the actor takes no more messages."""
+        """Whether the actor accepts no more messages."""
         self.is_urgent = False
-        """Whether the actor does not handle the messages that wait."""
+        """Whether the actor does not handle waiting messages."""
         self.is_retired = False
-        """Whether it ends because its node is about to close, so that callers hear that, if nothing stronger comes."""
+        """Whether it ends because its node is about to close, which callers are notified of, if nothing stronger
+        comes."""
         self.error: BaseException | None = None
         """The error with which the actor failed."""
         self.stop_error: BaseException | None = None
@@ -87,14 +88,14 @@ class Ending:
 
     @property
     def reason(self) -> DownReason:
-        """Why the actor ended, as told to watchers."""
+        """The reason for the actor's end, as reported to watchers."""
         if self.refusal == CLOSED:
             return DownReason.CLOSED
         return _REASONS[self.end or End.STOP]
 
     @property
     def exit_reason(self) -> str:
-        """Why the actor ended, in words."""
+        """The reason for the actor's end, as text."""
         if self.refusal == CLOSED:
             return "the node was closed"
         match self.end:
@@ -105,7 +106,7 @@ class Ending:
         return "the actor was stopped"
 
     def start_error(self, ref: ActorRef[Any]) -> BaseException:
-        """Return what a spawn of ``ref`` raises if the actor ended before it was ready."""
+        """Return the error of a spawn of ``ref`` if the actor ended before it was ready."""
         if self.error is not None:
             return self.error
         if self.refusal == CLOSED:

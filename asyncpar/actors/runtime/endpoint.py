@@ -25,7 +25,7 @@ from asyncpar.net.wire.payload import Extension, PayloadDecoder
 def with_references(annotation: Any) -> Any:
     """Return ``annotation`` with ``ActorRef[C]`` in place of each actor's class ``C`` that is a dataclass.
 
-    Decoders would take such a class for plain data; other classes they leave to ``RefExtension``.
+    Decoders would treat such a class as plain data; they leave other classes to ``RefExtension``.
     """
     if isinstance(annotation, ActorType):
         return ActorRef[annotation] if is_dataclass(annotation) else annotation
@@ -45,14 +45,14 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 class EndpointParameter(msgspec.Struct, frozen=True):
-    """One parameter: what to call it in messages, and the decoder that checks its arguments."""
+    """One parameter: its name in messages, and the decoder that checks its arguments."""
 
     name: str
     what: str
     is_required: bool
     decoder: PayloadDecoder[Any]
     item: PayloadDecoder[Any] | None = None
-    """Decodes the items, if the parameter is a stream; then ``decoder`` is for the None that may stand in its place."""
+    """Decodes the items, if the parameter is a stream; then ``decoder`` is for the None that may replace it."""
     is_optional: bool = False
     """Whether None may be passed in place of the stream."""
 
@@ -61,8 +61,8 @@ class EndpointParameter(msgspec.Struct, frozen=True):
 class EndpointSpec:
     """One endpoint of an actor class, or its constructor.
 
-    ``title`` is its name in texts (``Counter.add``).  ``concurrency`` is how many of its calls may run at once,
-    beside others; None if it runs alone.
+    ``title`` is its name in texts (``Counter.add``).  ``concurrency`` is the number of its calls that may run at once,
+    alongside others; None if it runs alone.
     """
 
     name: str
@@ -88,7 +88,7 @@ class EndpointSpec:
         object.__setattr__(self, "plain_count", len(names) if is_plain else -1)
 
     def misuse(self, *, wants_stream: bool, is_told: bool) -> str | None:
-        """Return how to call it, if this way is wrong; else None."""
+        """Return the right way to call it, if this way is wrong; else None."""
         if self.is_stream and not wants_stream:
             return f"{self.name}() yields a stream; use `async for ... in ref.{self.name}.stream(...)`"
         if wants_stream and not self.is_stream and not is_told:
@@ -120,9 +120,9 @@ class EndpointSpec:
         payload: Buffer,
         streams: ServedStreams | None = None,
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the decoded arguments; those that are streams are opened among ``streams``.
+        """Return the decoded arguments; streams are opened in ``streams``.
 
-        Raises ``UsageError`` if they do not fit the signature, ``ProtocolError`` if they are damaged.
+        Raises ``UsageError`` if they do not match the signature, ``ProtocolError`` if they are damaged.
         """
         if keywords or len(arguments) != self.plain_count:
             self.check(len(arguments), tuple(keywords))
@@ -169,7 +169,7 @@ def describe_endpoints(actor_class: type[Actor], extension: Extension) -> dict[s
 
 
 class EndpointCatalog(dict[type[Any], dict[str, EndpointSpec]]):
-    """The endpoints of actor classes by name; each class is described when it is first looked up."""
+    """The endpoints of actor classes by name; each class is described on first lookup."""
 
     def __init__(self, extension: Extension) -> None:
         super().__init__()
@@ -181,14 +181,14 @@ class EndpointCatalog(dict[type[Any], dict[str, EndpointSpec]]):
 
 
 def describe_constructor(actor_class: type[Actor], extension: Extension) -> EndpointSpec:
-    """Return what the constructor of ``actor_class`` accepts.  Raises as ``describe_endpoints`` does."""
+    """Describe the parameters of the constructor of ``actor_class``.  Raises like ``describe_endpoints``."""
     if actor_class.__init__ is object.__init__:
         return _describe(actor_class.__qualname__, "", _no_arguments, extension)
     return _describe(actor_class.__qualname__, "", actor_class.__init__, extension)
 
 
 def _no_arguments(self: object) -> None:
-    """Stand for a constructor that takes nothing."""
+    """Stand for a constructor without parameters."""
 
 
 def _describe(
@@ -258,7 +258,7 @@ def _incoming(annotation: Any, title: str, what: str) -> StreamType | None:
 
 
 def _result(annotation: Any, title: str, *, is_stream: bool) -> Any:
-    """Return the type of what an endpoint returns, or of the items that it yields."""
+    """Return the type of an endpoint's result, or of the items that it yields."""
     stream = outgoing(annotation)
     if is_stream and stream is None and annotation is not Any:
         raise UsageError(f"endpoint {title}: it yields; expected AsyncIterator[...] as its result, got {annotation}")

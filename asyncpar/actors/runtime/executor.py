@@ -1,4 +1,4 @@
-"""Runs the user code of one actor: its hooks, and its endpoints with the arguments that arrived."""
+"""Execution of the user code of one actor: its hooks, and its endpoints with the received arguments."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class SelfCancelled(AsyncparError):  # noqa: N818
 
 
 class Owner(Protocol):
-    """Is told what a told endpoint raised."""
+    """Receives the error of a told endpoint."""
 
     def fail(self, error: BaseException) -> None:
         """End because of ``error``."""
 
 
 class EndpointGuard(Protocol):
-    """Is there where each endpoint of an actor begins and ends."""
+    """Called where each endpoint of an actor begins and ends."""
 
     def begin(self) -> None:
-        """Prepare for an endpoint that is about to run alone.  What this raises is an error of the endpoint."""
+        """Prepare for an endpoint that is about to run alone.  Exceptions count as errors of the endpoint."""
 
     async def finish(self) -> None:
         """Finish an endpoint that has run to its end; it is answered when this returns."""
 
     def judge(self, error: BaseException, *, is_alone: bool) -> tuple[BaseException, bool]:
-        """Return what an endpoint's caller is to get for ``error``, and whether it is a fault of the endpoint.
+        """Return the error for an endpoint's caller in place of ``error``, and whether it is a fault of the endpoint.
 
-        What the endpoint has changed may be undone.  Raises if that fails, which is a failure of the actor.
+        It may undo the endpoint's changes.  Raises if that fails, which is a failure of the actor.
         """
         ...
 
@@ -76,7 +76,7 @@ class Executor:
         self._running: Execution | None = None
 
     async def handle(self, delivery: Delivery, thread: WorkerThread | None = None) -> None:
-        """Handle one message in the actor's own task, or with ``thread`` in a task beside it.
+        """Handle one message in the actor's own task, or with ``thread`` in another task.
 
         A plain ``def`` endpoint runs in ``thread``, or in the actor's own one.
         """
@@ -102,11 +102,11 @@ class Executor:
             value = await self._run(delivery, partial(getattr(self.actor, spec.name), *args, **kwargs), thread)
             if self._guard is not None:
                 await self._finish_endpoint(delivery, self._guard, is_own=thread is None)
-        except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
+        except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is notified
             state = EventState.FAILED if isinstance(error, Exception) else EventState.CANCELLED
             self._broken_off(delivery, error, is_alone=thread is None)
         else:
-            # a result of a concurrent endpoint may be changed by other endpoints: it is copied at once
+            # other endpoints may modify a result of a concurrent endpoint: it is copied at once
             await self._callee.answered(delivery, value, may_change=thread is not None and spec.is_async)
         finally:
             self._callee.end(ticket, state)
@@ -118,9 +118,9 @@ class Executor:
                 self._running = None
 
     async def attempt(self, hook: str, work: Awaitable[object]) -> BaseException | None:
-        """Await user code in the actor's own task, where ``interrupt`` cancels it, and return what it raises.
+        """Await user code in the actor's own task, where ``interrupt`` cancels it, and return its exception.
 
-        ``SelfCancelled`` naming ``hook`` stands for a ``CancelledError`` that is not a cancellation of the task itself.
+        ``SelfCancelled`` naming ``hook`` replaces a ``CancelledError`` that is not a cancellation of the task itself.
         """
         self._running = Execution()
         try:
@@ -131,14 +131,14 @@ class Executor:
             if is_task_cancelled():
                 raise
             return SelfCancelled(f"actor {self._name!r}: {hook} cancelled itself", error)
-        except BaseException as error:  # noqa: BLE001  # user code; the owner or the spawner is told
+        except BaseException as error:  # noqa: BLE001  # user code; the owner or the spawner is notified
             return error
         finally:
             self._running = None
         return None
 
     def interrupt(self) -> None:
-        """Cancel what runs in the actor's own task."""
+        """Cancel the user code in the actor's own task."""
         if self._running is not None:
             self._running.interrupt()
 
@@ -157,10 +157,10 @@ class Executor:
         if self._thread is not None:
             self._thread.close()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     async def _run(self, delivery: Delivery, call: Callable[[], Any], thread: WorkerThread | None) -> object:
-        """Return what the endpoint of ``delivery`` returns, None for a stream."""
+        """Return the result of the endpoint of ``delivery``, None for a stream."""
         spec, execution = delivery.spec, delivery.execution
         assert spec is not None
         assert execution is not None
@@ -173,7 +173,7 @@ class Executor:
         return await execution.run((thread or self._own_thread()).run(call))
 
     async def _finish_endpoint(self, delivery: Delivery, guard: EndpointGuard, *, is_own: bool) -> None:
-        """Run what comes before the answer; it can be interrupted as the endpoint could, and ends with the actor."""
+        """Run the guard's work before the answer; it can be interrupted like the endpoint, and ends with the actor."""
         if self._ending.is_urgent or delivery.is_cancelled:
             raise asyncio.CancelledError("the actor ends before its endpoint was finished")
         execution = delivery.execution = Execution()
@@ -182,7 +182,7 @@ class Executor:
         await execution.run(guard.finish())
 
     def _bind(self, delivery: Delivery, spec: EndpointSpec) -> tuple[list[Any], dict[str, Any]] | None:
-        """Return the arguments of a message; None if they are wrong, which its sender is told."""
+        """Return the arguments of a message; None if they are wrong, of which its sender is notified."""
         try:
             if spec.has_streams:
                 self._callee.open_streams(delivery)
@@ -199,7 +199,7 @@ class Executor:
         if self._guard is not None:
             try:
                 judged, is_fault = self._guard.judge(error, is_alone=is_alone)
-            except Exception as failure:  # noqa: BLE001  # user code; without it the actor cannot go on
+            except Exception as failure:  # noqa: BLE001  # user code; without it the actor cannot continue
                 self._owner.fail(failure)
         if isinstance(error, asyncio.CancelledError):
             self._cancelled(delivery, error)

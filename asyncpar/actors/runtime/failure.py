@@ -1,4 +1,4 @@
-"""Errors of actors on their way through messages: type, text and traceback.  No code is sent."""
+"""Errors of actors in messages: type, text and traceback.  No code is sent."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from asyncpar.net.wire import payload
 from asyncpar.net.wire.array import type_name
 
 MAX_TEXT: Final = 64 * 1024
-"""Most characters of a message or traceback that travel."""
+"""Maximum number of characters of a message or traceback that are sent."""
 _BRIEF: Final = 1000
 
 
 def error_text(error: BaseException) -> str:
-    """Return what ``error`` says, fit to be sent."""
+    """Return the text of ``error``, fit to be sent."""
     return sendable(text_of(error))
 
 
 def sendable(text: str) -> str:
-    """Make ``text`` encodable and keep it within ``MAX_TEXT``: the end of a traceback says most."""
+    """Make ``text`` encodable and keep it within ``MAX_TEXT``: the end of a traceback is the most useful."""
     if len(text) > MAX_TEXT:
         text = "..." + text[-MAX_TEXT:]
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def brief(error: BaseException | None) -> str:
-    """Return type and text of ``error``, short enough to be said to everyone who waits."""
+    """Return type and text of ``error``, short enough to be sent to everyone who waits."""
     if error is None:
         return "for no reason that is known"
     text = error_text(error)
@@ -74,17 +74,17 @@ def describe_error(error: BaseException) -> FailureText:
 
 
 def begin_in_user_code(error: BaseException) -> None:
-    """Take what called the user's code from the traceback of ``error``."""
+    """Remove the frames above the user's code from the traceback of ``error``."""
     BaseException.with_traceback(error, _skip_own(error.__traceback__))  # attributes of an exception may be frozen
 
 
 def describe_failure(call: int, error: BaseException) -> message.FailureMessage:
-    """Return the failure of ``call`` for what an endpoint raised."""
+    """Describe the failure of ``call`` by the exception of an endpoint."""
     return message.FailureMessage(call, message.RAISED, *describe_error(error))
 
 
 def describe_unsendable(call: int, error: Exception, what: str = "") -> message.FailureMessage:
-    """Return the failure of ``call`` for a result, called ``what``, that cannot be sent; without our own stack."""
+    """Describe the failure of ``call`` by a result, called ``what``, that cannot be sent; without our own stack."""
     text = f"{what}: {error_text(error)}" if what else error_text(error)
     return message.FailureMessage(call, message.RAISED, text, type_name(type(error)), "")
 
@@ -102,7 +102,7 @@ def lost_during(error: PeerLost, operation: str) -> PeerLost:
 
 
 def error_of(failure: message.FailureMessage, rank: int, operation: str) -> AsyncparError:
-    """Return what a caller must raise for ``failure``."""
+    """Return the error that a caller must raise for ``failure``."""
     text = f"rank {rank}: {operation}: {failure.text}"
     match failure.reason:
         case message.USAGE:

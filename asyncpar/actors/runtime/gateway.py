@@ -1,6 +1,6 @@
 """The actors of a world as the gRPC service ``asyncpar.v1.Actors``, for other languages.
 
-The promises to callers stand in ``proto/asyncpar/v1/actors.proto``.  Their calls take the way of any other call, with
+The promises to callers are in ``proto/asyncpar/v1/actors.proto``.  Their calls are handled like any other call, with
 the same checks and limits.
 """
 
@@ -29,13 +29,13 @@ from asyncpar.net.transport.rpc import RpcServer
 from asyncpar.net.wire.array import AnyArray, find_dtype, type_name
 
 LARGEST_CONTENT: Final = (8 << 20) - (4 << 10)
-"""Most bytes of a result: what a gRPC message holds, less what surrounds it."""
+"""Maximum number of bytes of a result: the size of a gRPC message, less its framing."""
 
 _ARRAY_EXTENSION: Final = 1
 _PLACE = struct.Struct("<I")
 _MOST_DIMENSIONS: Final = 64
 _ANSWER_SHARE, _ANSWER_SECONDS = 0.1, 0.25
-"""How long before the end of its time a call is answered that is not done: a share of it, and seconds at most."""
+"""Time before the deadline at which an unfinished call is answered: as a share of its time, and seconds at most."""
 
 Value = actors_pb2.Value
 
@@ -45,7 +45,7 @@ class ResultTooLarge(UsageError):  # noqa: N818
 
 
 def read_value(value: Value, *, what: str) -> object:
-    """Return what ``value`` stands for; arrays are views on it.  Raises ``UsageError`` naming ``what``."""
+    """Decode ``value``; arrays are views of it.  Raises ``UsageError`` naming ``what``."""
     kind = value.WhichOneof("kind")
     try:
         match kind:
@@ -67,7 +67,7 @@ def read_value(value: Value, *, what: str) -> object:
 
 
 def make_value(result: object, form: int, *, what: str) -> Value:
-    """Return ``result`` in the form that the caller asked for.
+    """Encode ``result`` in the form that the caller asked for.
 
     Raises ``UsageError`` naming ``what`` if it has no such form, and ``ResultTooLarge``.
     """
@@ -148,7 +148,7 @@ def _lower_for_json(what: str) -> Callable[[object], object]:
 
 
 def _lower(value: object, what: str) -> object:
-    """Turn what only actors know into plain data."""
+    """Convert types that only actors know into plain data."""
     if isinstance(value, ActorRef):
         return {"actor": value.name, "rank": value.rank}
     raise UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent")
@@ -172,11 +172,11 @@ ERROR_KEY: Final = "asyncpar-error-bin"
 _LONGEST_DETAILS: Final = 256
 _LONGEST_TEXT: Final = 1024
 _LONGEST_TRACEBACK: Final = 2048
-"""In bytes.  Trailing metadata are limited to 8 KiB in all; they travel in base64, and details with escapes."""
+"""In bytes.  Trailing metadata are limited to 8 KiB in all; tracebacks travel in base64, and details with escapes."""
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A call whose arguments were read."""
+    """A call with decoded arguments."""
 
     ref: ActorRef[Any]
     endpoint: str
@@ -199,7 +199,7 @@ class ActorGateway(actors_pb2_grpc.ActorsServicer):
         self._system = system
 
     def close(self) -> None:
-        """Refuse calls from now on."""
+        """Refuse later calls."""
         self._system = None
 
     # -- service -----------------------------------------------------------------------------------------------------
@@ -250,11 +250,11 @@ class ActorGateway(actors_pb2_grpc.ActorsServicer):
 
 
 class NotInWorld(AsyncparError):  # noqa: N818
-    """There are no actors to be reached here now."""
+    """No actors can be reached here now."""
 
 
 async def _write_items(system: ActorSystem, call: actors_pb2.ActorCall, request: _Request, context: Context) -> None:
-    """Write the items of the stream that an endpoint makes."""
+    """Write the items of the stream that an endpoint yields."""
     items = system.stream(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
     try:
         async for item in items:
@@ -268,15 +268,15 @@ def _streams_of(parts: AsyncIterable[actors_pb2.ActorPart]) -> CallStreams:
 
 
 class _AnsweredCall:
-    """A call that is answered; ``call`` once it was read."""
+    """A call that is being answered; ``call`` is set once it was read."""
 
     call: _Request | None = None
 
 
 @asynccontextmanager
 async def _answering(context: Context) -> AsyncIterator[_AnsweredCall]:
-    """Answer with the status of what is raised, and before the client's time is over, so that it learns why."""
-    found: Any = context.time_remaining()  # None without a deadline, which the stubs do not say
+    """Answer with the status of any exception, and before the client's deadline, so that it learns the reason."""
+    found: Any = context.time_remaining()  # None without a deadline, which the stubs do not declare
     answered, left = _AnsweredCall(), found
     limit = asyncio.timeout(None if left is None else left - min(left * _ANSWER_SHARE, _ANSWER_SECONDS))
     try:
@@ -287,7 +287,7 @@ async def _answering(context: Context) -> AsyncIterator[_AnsweredCall]:
 
 
 def _deadline(call: _Request | None, seconds: float) -> PeerTimeout:
-    """Return the error for a call that had ``seconds``, and has no answer."""
+    """Return the error for a call that has no answer after ``seconds``."""
     if call is None:
         return PeerTimeout(f"the call did not come whole within the {seconds:.3g} s that it had", operation="call")
     where = f"{call.endpoint}() of actor {call.ref.name!r} on rank {call.ref.rank}"
@@ -324,7 +324,7 @@ async def _refuse(context: Context, error: Exception) -> NoReturn:
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
-    """Return the status that stands for ``error``: see ``actors.proto``."""
+    """Return the status for ``error``: see ``actors.proto``."""
     match error:
         case NotFound():
             return grpc.StatusCode.NOT_FOUND
@@ -343,7 +343,7 @@ def status_of(error: Exception) -> grpc.StatusCode:
 
 
 def describe(error: Exception) -> actors_pb2.ActorError:
-    """Return ``error`` as it travels, short enough for trailing metadata."""
+    """Describe ``error`` for the wire, short enough for trailing metadata."""
     rank = getattr(error, "rank", None)
     if isinstance(error, RemoteError):
         described = actors_pb2.ActorError(
@@ -360,5 +360,5 @@ def describe(error: Exception) -> actors_pb2.ActorError:
 
 
 def _head(text: str, most: int) -> str:
-    """Return the beginning of ``text``, ``most`` bytes of UTF-8 at most."""
+    """Return the beginning of ``text``, at most ``most`` bytes of UTF-8."""
     return text.encode(errors="backslashreplace")[:most].decode(errors="ignore")

@@ -1,7 +1,7 @@
-"""Streams among the arguments of a call by gRPC: their items come in the messages after it.
+"""Streams among the arguments of a gRPC call: their items come in the messages after it.
 
 One gRPC stream carries all of them, so it is read as fast as the endpoint takes items; a stream that the endpoint has
-left takes none, and holds up no other.
+left takes none, and does not hold up others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from asyncpar._proto.asyncpar.v1 import actors_pb2
 from asyncpar.errors import UsageError
 
 ITEMS_AHEAD: Final = 16
-"""Items of a stream that wait for the endpoint."""
+"""Number of items of a stream that wait for the endpoint."""
 
 T = TypeVar("T")
 _END: Final = object()
 
 
 class CallStreams:
-    """The streams of one call, from the messages that come with it; ``read`` makes an object of a ``Value``."""
+    """The streams of one call, from the messages that follow it; ``read`` decodes a ``Value``."""
 
     def __init__(
         self, parts: AsyncIterable[actors_pb2.ActorPart], read: Callable[[actors_pb2.Value, str], object]
@@ -46,7 +46,7 @@ class CallStreams:
         return stream.items()
 
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what ``work`` returns, and pass on items meanwhile.  Raises ``UsageError`` for wrong messages."""
+        """Return the result of ``work``, and pass on items meanwhile.  Raises ``UsageError`` for wrong messages."""
         working, passing = asyncio.ensure_future(work), asyncio.ensure_future(self._pass_on())
         try:
             await asyncio.wait({working, passing}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,5 +102,5 @@ class _Incoming:
                 yield item
         finally:
             self._is_left = True
-            while not self._queue.empty():  # who waits for room goes on
+            while not self._queue.empty():  # tasks that wait for room go on
                 self._queue.get_nowait()

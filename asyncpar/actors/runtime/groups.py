@@ -13,15 +13,16 @@ from asyncpar.errors import UsageError
 
 
 class Groups:
-    """Makes the groups of this rank's actors, all of them subgroups of its ``world``, which comes later.
+    """Makes the groups of this rank's actors, all of them subgroups of its ``world``, which is set later.
 
-    A group is identified by its mesh and axis, so that meshes over the same ranks have separate groups in whatever
-    order their actors ask.  Groups last as long as the world; an actor that replaces an ended one gets its group.
+    A group is identified by its mesh and axis, so that meshes over the same ranks have separate groups, whatever the
+    order in which their actors request them.  Groups last as long as the world; an actor that replaces an ended one
+    gets its group.
 
     Ranks match operations of a group by their number in the order of calls.  After a mesh call that failed on some
-    ranks these numbers may differ, so that an operation would be matched with an earlier one of another rank.
-    Therefore such a call ends the groups of its ranks.  New groups have the number of the ``attempt`` in their names;
-    the caller of the mesh assigns it, and all ranks get it in the same order.
+    ranks these numbers may differ, so an operation would be matched with an earlier one of another rank; therefore
+    such a call ends the groups of its ranks.  New groups have the number of the ``attempt`` in their names; the caller
+    of the mesh assigns it, and all ranks get it in the same order.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Groups:
         self._attempts: dict[str, dict[int, int]] = {}
 
     def find(self, ref: ActorRef[object], place: MeshPlace | None, axis: str | None) -> Communicator:
-        """Return the communicator of the actor ``ref``, which stands at ``place``.  See ``Actor.group``."""
+        """Return the communicator of the actor ``ref``, whose place is ``place``.  See ``Actor.group``."""
         if place is None:
             raise UsageError(f"group: {ref!r} is not on a mesh; nodes.spawn(...) starts actors that are")
         groups = self._groups.setdefault(place.mesh, {})
@@ -62,9 +63,9 @@ class Groups:
 
 
 def ranks_along(place: MeshPlace, axis: str | None, rank: int) -> tuple[int, ...]:
-    """Return the ranks that differ from ``rank`` along ``axis`` only, in order of that axis; all for None.
+    """Return the ranks that differ from ``rank`` only along ``axis``, in order of that axis; all for None.
 
-    Raises ``UsageError`` if the mesh has no such axis, and if it is none that ``rank`` is part of.
+    Raises ``UsageError`` if the mesh has no such axis, or does not include ``rank``.
     """
     sizes = dict(zip(place.axes, place.sizes, strict=False))
     if rank not in place.ranks or math.prod(sizes.values()) != len(place.ranks) or min(place.sizes, default=1) < 1:

@@ -1,4 +1,4 @@
-"""Start and end the actors of one rank, also on request of other ranks, and report ends to watchers and owners."""
+"""Start and end of one rank's actors, also on request of other ranks, and reports of ends to watchers and owners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from asyncpar.net.wire.payload import Extension, PayloadEncoder
 _LOG = logging.getLogger(__name__)
 
 PATIENCE: Final = 5.0
-"""Seconds after which a node that closes says for which actor it waits."""
+"""Seconds after which a closing node logs the actor for which it waits."""
 
 _MOST_STARTED: Final = 1000
 
@@ -83,7 +83,7 @@ class Lifecycle:
         place: MeshPlace | None = None,
         guard: EndpointGuard | None = None,
     ) -> ActorRef[Any]:
-        """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
+        """Start an actor and return when its ``on_start`` has ended.  See ``ActorSystem.spawn``."""
         check_actor_class(actor_class)
         rank, own_name = self._registry.rank, self._registry.new_name(name, actor_class)
         ref: ActorRef[Any] = ActorRef(self._messenger, name=own_name, rank=rank, actor_class=actor_class)
@@ -150,7 +150,7 @@ class Lifecycle:
             self.unwatched(watcher, number)
 
     async def retire(self, names: Collection[str], *, within: float, handles_waiting: bool) -> None:
-        """End the actors called ``names`` as ``Cell.retire``; return when they have ended, or ``within`` seconds."""
+        """End the actors called ``names`` like ``Cell.retire``; wait for their ends, at most ``within`` seconds."""
         self._registry.is_closing = True
         cells = [self._registry.cells[name] for name in names if name in self._registry.cells]
         for cell in cells:
@@ -160,12 +160,12 @@ class Lifecycle:
             await asyncio.wait(tasks, timeout=within)
 
     async def close(self) -> None:
-        """End every actor, newest first and owners before their children, cancelling what it does."""
+        """End every actor, newest first and owners before their children, cancelling their work."""
         self._registry.is_closing = True
         while self._registry.cells:
             cell = next(reversed(self._registry.cells.values()))
             while cell.owner is not None and self._registry.cells.get(cell.owner.name) is cell.owner:
-                cell = cell.owner  # which knows in which order to end its children
+                cell = cell.owner  # it knows the order in which to end its children
             cell.is_dismissed = True
             cell.close()
             while not await cell.wait_ended(PATIENCE):
@@ -174,7 +174,7 @@ class Lifecycle:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def ended(self, cell: Cell) -> None:
-        """Forget ``cell``, which handles nothing more, and tell its watchers and its owner."""
+        """Remove ``cell``, which handles nothing more, and notify its watchers and its owner."""
         self._registry.remove(cell)
         self._callee.settle(cell.name)
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
@@ -185,7 +185,7 @@ class Lifecycle:
         self._log_unheard(cell)
 
     def _log_unheard(self, cell: Cell) -> None:
-        """Log errors that are reported to no one else: unheard failures of children, and what ``on_stop`` raised."""
+        """Log errors that are reported to no one else: unheard failures of children, and the error of ``on_stop``."""
         for down in cell.unheard:
             if down.error is not None:
                 text = "rank %d: actor %r failed, and %r ended before it heard of that"
@@ -227,12 +227,12 @@ class Requests:
         self._outbound = outbound
         self._serving: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._started: OrderedDict[tuple[int, int], weakref.ref[Cell]] = OrderedDict()
-        """Actors that were started last: a cancellation may cross the answer."""
+        """The actors that were started last: a cancellation may cross the answer."""
         self._is_closed = False
 
     @property
     def serving(self) -> int:
-        """Requests that arrived and are not answered yet."""
+        """Number of requests that have arrived and are not answered yet."""
         return len(self._serving)
 
     def spawn(self, sender: int, request: message.Spawn, payload: memoryview) -> None:
@@ -259,15 +259,15 @@ class Requests:
             self.cancel(sender, call)
 
     def close(self) -> None:
-        """Answer nothing more, refuse everything new."""
+        """Answer nothing more, and refuse new requests."""
         self._is_closed = True
         for task in self._serving.values():
             task.cancel()
 
     async def end_actor(self, name: str, *, is_kill: bool) -> None:
-        """End an actor of this rank and return when it has ended.  Killing one that has ended already does nothing.
+        """End an actor of this rank and return when it has ended.  Killing one that has already ended does nothing.
 
-        Raises ``UsageError`` if there is none, and what its ``on_stop`` raised.
+        Raises ``UsageError`` if there is none, and the exception of its ``on_stop``.
         """
         cell = self._registry.cells.get(name)
         if cell is None:
@@ -302,7 +302,7 @@ class Requests:
 
         def over(_: asyncio.Task[None]) -> None:
             self._serving.pop(place, None)
-            work.close()  # it was never begun if the task was cancelled before its first step
+            work.close()  # it never began if the task was cancelled before its first step
 
         task.add_done_callback(over)
 

@@ -12,7 +12,7 @@ from asyncpar.actors.runtime.declaration import MailboxPolicy, WhenFull
 from asyncpar.core.concurrency.worker import WorkerThread
 
 BURST: Final = 32
-"""Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
+"""Number of messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
 
 
 class Mailbox:
@@ -58,7 +58,7 @@ Handle = Callable[[Delivery, WorkerThread], Awaitable[None]]
 
 
 class ConcurrentEndpoint:
-    """The calls of one concurrent endpoint: begun in order, ``limit`` at once."""
+    """The calls of one concurrent endpoint: begun in order, up to ``limit`` at once."""
 
     def __init__(self, name: str, limit: int, policy: MailboxPolicy, handle: Handle, create_task: CreateTask) -> None:
         self._limit = limit
@@ -83,28 +83,28 @@ class ConcurrentEndpoint:
         return refused
 
     def open(self) -> None:
-        """Start the calls that wait; the actor is ready."""
+        """Start the waiting calls; the actor is ready."""
         self._is_open = True
         for _ in range(min(len(self._mailbox), self._limit)):
             self._work()
 
     def clear(self) -> list[Delivery]:
-        """Start no more calls, and return those that wait."""
+        """Start no more calls, and return the waiting ones."""
         self._is_open = False
         return self._mailbox.clear()
 
     def runs(self, delivery: Delivery | None) -> bool:
-        """Whether ``delivery`` is being handled here."""
+        """Return whether ``delivery`` is being handled here."""
         return delivery in self._running
 
     def interrupt(self) -> None:
-        """Cancel what runs."""
+        """Cancel the running calls."""
         for delivery in list(self._running):
             if delivery.execution is not None:
                 delivery.execution.interrupt()
 
     async def wait_idle(self) -> None:
-        """Return when no call runs."""
+        """Wait until no call runs."""
         while self._workers:
             await asyncio.wait(set(self._workers))
 
@@ -156,34 +156,34 @@ class ConcurrentEndpoints:
         return any(endpoint.is_busy for endpoint in self._endpoints.values())
 
     def put(self, delivery: Delivery) -> Delivery | None:
-        """See ``ConcurrentEndpoint.put``."""
+        """Add ``delivery`` to the queue of its endpoint; see ``ConcurrentEndpoint.put``."""
         endpoint = self._endpoints.get(delivery.endpoint)
         if endpoint is None:
             endpoint = self._endpoints[delivery.endpoint] = self._make(delivery)
         return endpoint.put(delivery)
 
     def open(self) -> None:
-        """Start the calls that wait in every queue; the actor is ready."""
+        """Start the waiting calls of every queue; the actor is ready."""
         self._is_open = True
         for endpoint in self._endpoints.values():
             endpoint.open()
 
     def clear(self) -> list[Delivery]:
-        """Start no more calls, and return those that wait."""
+        """Start no more calls, and return the waiting ones."""
         self._is_open = False
         return [delivery for endpoint in self._endpoints.values() for delivery in endpoint.clear()]
 
     def runs(self, delivery: Delivery | None) -> bool:
-        """Whether ``delivery`` is being handled here."""
+        """Return whether ``delivery`` is being handled here."""
         return any(endpoint.runs(delivery) for endpoint in self._endpoints.values())
 
     def interrupt(self) -> None:
-        """Cancel what runs."""
+        """Cancel the running calls."""
         for endpoint in self._endpoints.values():
             endpoint.interrupt()
 
     async def wait_idle(self) -> None:
-        """Return when no call runs."""
+        """Wait until no call runs."""
         for endpoint in self._endpoints.values():
             await endpoint.wait_idle()
 

@@ -36,8 +36,8 @@ DEADLINE: Final = "deadline"
 class MeshPlace(msgspec.Struct, frozen=True, array_like=True):
     """One actor of a mesh.
 
-    ``mesh`` names the mesh, equal for all its actors and for no other mesh of the world.  ``ranks`` are in row-major
-    order of the ``axes`` of the given ``sizes``.
+    ``mesh`` names the mesh: equal for all its actors, and unique in the world.  ``ranks`` are in row-major order of the
+    ``axes`` of the given ``sizes``.
     """
 
     mesh: str
@@ -49,8 +49,8 @@ class MeshPlace(msgspec.Struct, frozen=True, array_like=True):
 class CallMessage(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``FailureMessage`` with the same ``call``.
 
-    ``seconds`` is how long the caller will wait, if known.  With ``wants_stream`` the endpoint yields; its items come
-    before the answer, which is then empty.
+    ``seconds`` is the time that the caller will wait, if known.  With ``wants_stream`` the endpoint yields; its items
+    come before the answer, which is then empty.
     """
 
     call: CallId
@@ -102,9 +102,9 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Spawn(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Start an actor of the class ``module:qualified name``; answered with the name it got.
+    """Start an actor of the class ``module:qualified name``; answered with the actor's name.
 
-    ``name`` may be empty: then it gets one.  ``place`` is where in a mesh it stands, if it does.
+    ``name`` may be empty: then one is generated.  ``place`` is its place in a mesh, if it has one.
     """
 
     call: CallId
@@ -116,7 +116,7 @@ class Spawn(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Deadline(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The caller of ``call`` will wait for ``seconds`` more, not longer; infinity takes back what was said before."""
+    """The caller of ``call`` will wait for at most ``seconds`` more; infinity withdraws an earlier deadline."""
 
     call: CallId
     seconds: Seconds
@@ -131,7 +131,7 @@ class EndMessage(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class WatchMessage(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Say, by one ``Downed`` with the same ``watch``, when ``actor`` has ended."""
+    """Report the end of ``actor`` by one ``Downed`` with the same ``watch``."""
 
     watch: CallId
     actor: str
@@ -144,7 +144,7 @@ class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class Downed(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The watched actor has ended.  ``reason`` is a ``DownReason``; the rest is there if it failed."""
+    """The watched actor has ended.  ``reason`` is a ``DownReason``; the other fields are set if it failed."""
 
     watch: CallId
     reason: str
@@ -176,7 +176,7 @@ class FeedMessage(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
 
 class FeedEnd(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """That stream has ended; if it failed, the rest says how."""
+    """That stream has ended; if it failed, the other fields describe the failure."""
 
     call: CallId
     stream: Number
@@ -195,7 +195,7 @@ class FeedCredit(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """A call of the actors of ``mesh`` on ``ranks`` failed on one of them: what they do together ends, see ``text``.
+    """A call of the actors of ``mesh`` on ``ranks`` failed on one of them: their collectives end, see ``text``.
 
     Their groups begin anew with number ``attempt``.
     """
@@ -208,7 +208,7 @@ class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 
 class AskLink(msgspec.Struct, frozen=True, array_like=True):
-    """A call of an actor of ``rank`` that waits for its answer; ``site`` is where it was made, "" if not known."""
+    """A call of an actor of ``rank`` that waits for its answer; ``site`` is where it was made, "" if unknown."""
 
     rank: Count
     call: CallId
@@ -218,7 +218,7 @@ class AskLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AskInquiry(msgspec.Struct, frozen=True, array_like=True, tag=40):
-    """Say, by ``AskAnswer`` with the same ``number``, what ``actor`` does with the ``call`` of rank ``caller``."""
+    """Report, by ``AskAnswer`` with the same ``number``, what ``actor`` does with the ``call`` of rank ``caller``."""
 
     number: CallId
     caller: Count
@@ -227,9 +227,9 @@ class AskInquiry(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """The actor works for the ``call`` of rank ``caller`` now (None: for none that has a number).
+    """The actor currently works for the ``call`` of rank ``caller`` (None: for none that has a number).
 
-    It ``waits_for`` an ask of its own, if it does; ``text`` says where it is.
+    ``waits_for`` is an ask of its own for which it waits, if any; ``text`` is its place.
     """
 
     number: CallId

@@ -45,11 +45,11 @@ class Outbound:
         return sending
 
     def send_quietly(self, rank: int, payload: Payload) -> Sending | None:
-        """Send ``payload``, as ``send``, to a rank that may be lost."""
+        """Send ``payload``, like ``send``, to a rank that may be lost."""
         try:
             return self.send(rank, payload)
         except PeerLost:
-            return None  # the loss listener ends what waits for that rank
+            return None  # the loss listener ends the waits for that rank
 
     def say(self, rank: int, envelope: message.Message) -> None:
         """Send a small message to a rank that may be lost."""
@@ -77,10 +77,10 @@ class ReplyChannel:
         self._outbound.say(self.rank, envelope)
 
     def send(self, payload: memoryview) -> None:
-        """Send what ``encode`` made, written."""
+        """Send an encoded and written payload."""
         self._outbound.send_quietly(self.rank, payload)
 
     def encode(self, value: Any, envelope: Callable[[msgspec.Raw], message.Message], *, what: str) -> UnwrittenPayload:
-        """Return the message that carries a copy of ``value``.  Raises ``UsageError`` if it cannot be sent."""
+        """Encode the message that carries a copy of ``value``.  Raises ``UsageError`` if it cannot be sent."""
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
         return encoder.prepare(envelope(encoder.part(value, what=what)), what=what)

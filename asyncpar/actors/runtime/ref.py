@@ -1,4 +1,4 @@
-"""References: what callers hold of an actor.  Plain values, cheap to make, and they travel as arguments."""
+"""References: handles of actors for callers.  They are plain values, cheap to make, and can be sent as arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoSuchEndpoint(NotFound, AttributeError):  # noqa: N818
 
 
 class Told(ABC):
-    """A message on its way.  Awaiting it is optional, and the way to be slowed down by a slow actor."""
+    """A message in transit.  Awaiting it is optional, and slows the sender down if the actor is slow."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Messenger(ABC):
     @property
     @abstractmethod
     def is_closed(self) -> bool:
-        """Has its node been stopped?  Its references name actors of a world that is over."""
+        """Whether its node has been stopped, so that its references name actors of a world that is over."""
 
     @abstractmethod
     def ask(
@@ -63,7 +63,7 @@ class Messenger(ABC):
 
 
 class Endpoint(Generic[P, R_co]):
-    """One endpoint of one actor, as its callers see it."""
+    """One endpoint of one actor, from the view of its callers."""
 
     __slots__ = ("_messenger", "_name", "_ref")
 
@@ -73,18 +73,18 @@ class Endpoint(Generic[P, R_co]):
         self._name = name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
-        """Ask: send the call when awaited, and return the result.  Arrays are lent until then: leave them as they are.
+        """Ask: send the call when awaited, and return the result.  Arrays are lent until then: do not modify them.
 
         Cancelling takes effect here at once and then cancels the endpoint there.
 
-        Raises ``UsageError`` if the call is wrong (no such actor or endpoint, arguments that do not fit),
+        Raises ``UsageError`` if the call is wrong (no such actor or endpoint, arguments that do not match),
         ``RemoteError`` if the endpoint raised, ``PeerCancelled`` if the actor was stopped first, and ``PeerLost`` if
         its rank is gone.
         """
         return self._messenger.ask(self._ref, self._name, args, kwargs)
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
-        """Send the call now and do not wait for its result; what it returns may be awaited but need not.
+        """Send the call now and do not wait for its result; the returned object may be awaited, but need not.
 
         Messages of one rank to one actor are handled in the order in which they were sent, at most once.  If the
         endpoint raises, the actor fails.  A message that no actor handles is a dead letter (``Node.dead_letters``).
@@ -95,11 +95,11 @@ class Endpoint(Generic[P, R_co]):
         return self._messenger.tell(self._ref, self._name, args, kwargs)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R_co, None]:
-        """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields.
+        """Send the call when iteration begins, and iterate over the items of the endpoint, an async generator.
 
         The generator is at most a window of items ahead of the loop.  Leaving the loop early ends it; if the iterator
-        is kept in a variable, closing or dropping that does (``contextlib.aclosing`` is made for this).  Raises as an
-        ask does.
+        is kept in a variable, closing or dropping it does (``contextlib.aclosing`` is made for this).  Raises like an
+        ask.
         """
         return self._messenger.stream(self._ref, self._name, args, kwargs)
 
@@ -108,7 +108,7 @@ class Endpoint(Generic[P, R_co]):
 
 
 class StreamingEndpoint(Endpoint[P, R_co]):
-    """An endpoint that is an async generator, as type checkers see it.
+    """An endpoint that is an async generator, from the view of type checkers.
 
     ``async for item in ref.items.stream(5)``; on ``self`` it is the plain async generator function.
     """
@@ -117,17 +117,17 @@ class StreamingEndpoint(Endpoint[P, R_co]):
 
     @abstractmethod
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R_co]:  # type: ignore[override]
-        """Return the generator itself; on ``self`` only."""
+        """Return the generator itself; only on ``self``."""
 
 
 class ActorRef(Generic[A]):
-    """Names the actor ``name`` on ``rank``; every other public attribute is an endpoint.
+    """Reference to the actor ``name`` on ``rank``; every other public attribute is an endpoint.
 
     ``await ref.add(3)`` asks, ``ref.add.tell(3)`` tells, ``async for item in ref.items.stream(3)`` streams.  Where
-    ``actor_class`` is known, type checkers see a reference as an instance of that class, wrong calls are refused
-    before they are sent, and results come typed.  Where it is None, only the name is known: endpoint names are
-    checked by the actor's rank alone, and results come untyped: dataclasses as dicts, while members of enumerations
-    and other types of an application's own are refused by name.
+    ``actor_class`` is known, type checkers see a reference as an instance of that class, wrong calls are refused before
+    they are sent, and results are typed.  Where it is None, only the name is known: endpoint names are checked only by
+    the actor's rank, and results are untyped: dataclasses become dicts, while enum members and other types of an
+    application's own are refused by name.
     """
 
     __slots__ = ("_messenger", "actor_class", "class_name", "name", "rank")
@@ -176,14 +176,14 @@ class ActorRef(Generic[A]):
         return f"<{self.class_name or 'actor'} {self.name!r} on rank {self.rank}>"
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks, and the endpoints."""
+        """Return the same for notebooks, with the endpoints."""
         endpoints = ", ".join(sorted(getattr(self.actor_class, "endpoints", ()))) or "unknown here"
         rows = [(self.class_name or "actor", self.name), ("rank", str(self.rank)), ("endpoints", endpoints)]
         return html_table(rows)
 
 
 def _mistaken(value: object) -> str | None:
-    """Say what ``value`` is, if it is something that people send in place of a reference."""
+    """Describe ``value``, if it is something that people send in place of a reference."""
     if isinstance(value, Endpoint):
         return "an endpoint"
     kind = value if isinstance(value, type) else type(value)

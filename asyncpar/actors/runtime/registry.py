@@ -1,4 +1,4 @@
-"""The actors of one rank by name or by stack, how those that ended did, and the actor classes of this process."""
+"""The actors of one rank by name or by stack, the ends of former ones, and the actor classes of this process."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class ActorRegistry:
             self._exit_reasons.popitem(last=False)
 
     def exit_reason(self, name: str) -> str | None:
-        """Return how the actor called ``name`` ended; None if it is not known that there was one."""
+        """Return the exit reason of the actor called ``name``; None if no such actor is known."""
         return self._exit_reasons.get(name)
 
     def absence(self, name: str) -> tuple[str, str]:
-        """Say why there is no actor called ``name``: the reason and the text of a failure."""
+        """Return the reason and the text of a failure because there is no actor called ``name``."""
         if self.is_closing:
             return message.CLOSED, "the node was closed"
         exit_reason = self._exit_reasons.get(name)
@@ -70,7 +70,7 @@ class ActorRegistry:
 
 
 def check_name(name: object) -> str:
-    """Return ``name`` if it can be one.  Raises ``UsageError``."""
+    """Return ``name``; raise ``UsageError`` unless it can be a name."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {reprlib.repr(name)}")
     return name
@@ -102,10 +102,10 @@ def find_actor_class(path: str) -> type[Actor]:
 
 
 def describe_actor(frame: FrameType) -> str | None:
-    """Return the actor and the endpoint whose code runs at ``frame``, perhaps of another thread; None if there is none.
+    """Return the actor and the endpoint whose code runs in ``frame``, perhaps of another thread; None if there is none.
 
-    Messages are handled without a record of it.  The stack of a step of an actor leads through ``Cell`` and
-    ``Executor``, whose variables name the message.
+    No record is kept of handled messages, but the stack of a step of an actor goes through ``Cell`` and ``Executor``,
+    whose variables name the message.
     """
     for each, _ in traceback.walk_stack(frame):
         if each.f_code.co_filename not in _STEPS_OF_ACTORS:

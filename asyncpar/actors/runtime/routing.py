@@ -1,4 +1,4 @@
-"""Receives actor messages and hands each to the part of the actor system that handles its type."""
+"""Reception of actor messages, and their dispatch to the part of the actor system that handles their type."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Handler = Callable[[int, Any, memoryview], None]
 
 
 class MessageDecoder:
-    """Decodes envelopes.  Make it once per system."""
+    """Decodes envelopes.  Create one per system."""
 
     def __init__(self) -> None:
         self._decoder = PayloadDecoder[message.Message](message.Message)
 
     def decode(self, payload: Buffer) -> message.Message:
-        """Return the message in ``payload``.  Raises ``ProtocolError`` if there is none."""
+        """Decode the message in ``payload``.  Raises ``ProtocolError`` if there is none."""
         try:
             return self._decoder.decode(payload, what="actor message")
         except UsageError as error:
@@ -90,7 +90,7 @@ class MessageRouter:
             self.dispatch(rank, payload)
 
     def dispatch(self, rank: int, payload: memoryview) -> None:
-        """Handle a message of ``rank``.  Raises ``ProtocolError``, which ends the connection it came from."""
+        """Handle a message of ``rank``.  Raises ``ProtocolError``, which closes the connection."""
         received = self._decoder.decode(payload)
         self._handlers[type(received)](rank, received, payload)
 

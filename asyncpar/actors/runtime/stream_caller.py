@@ -1,4 +1,4 @@
-"""Calls with streams, at their caller: ``ask`` for calls that bring streams along, ``stream`` for those that yield."""
+"""Calls with streams, at their caller: ``ask`` for calls with stream arguments, ``stream`` for endpoints that yield."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncpar.net.wire.payload import Extension, PayloadDecoder
 
 
 class StreamCaller:
-    """Makes the calls of one rank that stream, by way of its ``caller``."""
+    """Makes the streaming calls of one rank, through its ``caller``."""
 
     def __init__(self, caller: Caller, *, outbound: Outbound, extension: Extension, create_task: CreateTask) -> None:
         self._caller = caller
@@ -32,7 +32,7 @@ class StreamCaller:
         self._create_task = create_task
         self._nothing = PayloadDecoder[Any](Any)
 
-    # -- out -------------------------------------------------------------------------------------------------------
+    # -- outgoing --------------------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -42,7 +42,7 @@ class StreamCaller:
         keywords: dict[str, Any],
         result: PayloadDecoder[Any],
     ) -> Any:
-        """Ask with streams among the arguments.  Raises as an ask does, and what one of these streams raises."""
+        """Ask with streams among the arguments.  Raises like an ask, and the exceptions of these streams."""
         arguments, keywords, sources = take_streams(endpoint, arguments, keywords)
         pending = self._caller.begin(ref, endpoint, arguments, keywords, result)
         feeds = self._attach(pending, sources)
@@ -67,7 +67,7 @@ class StreamCaller:
         keywords: dict[str, Any],
         item: PayloadDecoder[Any],
     ) -> AsyncGenerator[Any, None]:
-        """Call an endpoint that yields and iterate over its items, decoded by ``item``.  Raises as ``ask``."""
+        """Call an endpoint that yields and iterate over its items, decoded by ``item``.  Raises like ``ask``."""
         itself: list[Iteration] = []
         iterator = self._iterate(ref, endpoint, arguments, keywords, item, itself)
         assert isinstance(iterator, AsyncGeneratorType)
@@ -109,7 +109,7 @@ class StreamCaller:
         return inlet
 
     def _attach(self, pending: PendingCall, sources: Sequence[tuple[str, AsyncIterable[Any]]]) -> Feeds:
-        """Let ``sources`` be fed to the call when its endpoint wants them, at most until it is answered."""
+        """Feed ``sources`` to the call when its endpoint wants them, at most until it is answered."""
         channel = ReplyChannel(self._outbound, pending.ref.rank, self._extension)
         feeds = Feeds(
             [
@@ -122,7 +122,7 @@ class StreamCaller:
         pending.future.add_done_callback(lambda _: feeds.cancel())
         return feeds
 
-    # -- in --------------------------------------------------------------------------------------------------------
+    # -- incoming --------------------------------------------------------------------------------------------------
 
     def item(self, rank: int, item: message.Yield, payload: memoryview) -> None:
         """Add an item that the endpoint yielded; dropped if the call is over."""

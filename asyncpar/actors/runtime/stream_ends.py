@@ -17,11 +17,11 @@ from asyncpar.net.wire.payload import PayloadDecoder, UnwrittenPayload
 
 
 class Outlet:
-    """One stream on its way out.
+    """One outgoing stream.
 
     ``encode`` makes the message of an item, given the item and its number, from 1 on.  The message is written before
     the next item is read, because generators may reuse their buffers.  ``send`` sends the message.  ``is_stopped`` is
-    asked after each item, for iterators that swallow a cancellation.
+    checked after each item, for iterators that swallow a cancellation.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Outlet:
     async def drain(self, source: AsyncIterable[Any]) -> None:
         """Send every item of ``source``, in order; close ``source`` in every case.
 
-        Raises what ``source`` raises, and ``UsageError`` for an item that cannot be sent.
+        Exceptions of ``source`` are raised, and ``UsageError`` for an item that cannot be sent.
         """
         iterator = aiter(source)
         try:
@@ -93,10 +93,10 @@ T = TypeVar("T")
 
 
 class Inlet(AsyncIterator[T], Generic[T]):
-    """One incoming stream with one reader.  A reader may stop in the middle and go on later.
+    """One incoming stream with one reader.  A reader may stop in the middle and continue later.
 
-    Items are decoded when they are read; an array is a view on the message that carried it.  ``grant`` sends credit.
-    If the stream ``is_shut``, nothing may come before the reader has asked for an item.
+    Items are decoded when they are read; an array is a view of the message that carried it.  ``grant`` sends credit;
+    if the stream ``is_shut``, nothing may come before the reader has requested an item.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Inlet(AsyncIterator[T], Generic[T]):
             self._wake()
 
     def abort(self, error: AsyncparError) -> None:
-        """Drop the items that arrived and end the stream with ``error``, also after ``finish``."""
+        """Drop the items that arrived and end the stream with ``error``, even after ``finish``."""
         self._is_ended = True
         self._error = error
         self._arrived.clear()

@@ -1,4 +1,4 @@
-"""Recognize the annotations that mean a stream, and mark streams among the arguments of a call.
+"""Recognition of stream annotations, and marks of streams among the arguments of a call.
 
 A stream argument travels as three bytes: a msgpack extension of one byte, the number of the stream within its call.
 Its items follow in messages of their own.
@@ -17,7 +17,7 @@ from asyncpar.actors.runtime.ref import STREAM
 from asyncpar.errors import UsageError
 
 MAX_STREAMS: Final = 64
-"""Most stream arguments of one call."""
+"""Maximum number of stream arguments of one call."""
 
 _MARK: Final = bytes([0xD4, STREAM])
 _INCOMING: Final = (collections.abc.AsyncIterator, collections.abc.AsyncIterable)
@@ -32,9 +32,9 @@ class StreamType(NamedTuple):
 
 
 def incoming(annotation: Any) -> StreamType | None:
-    """Return what a parameter's annotation says; None if the parameter is no stream.
+    """Parse a parameter's annotation; return None if the parameter is no stream.
 
-    Raises ``UsageError`` for an ``AsyncGenerator``, which only its maker can be.
+    Raises ``UsageError`` for an ``AsyncGenerator``, which cannot be a parameter.
     """
     found = _stream(annotation, _OUTGOING)
     if found is not None and _stream(annotation, _INCOMING) is None:
@@ -43,7 +43,7 @@ def incoming(annotation: Any) -> StreamType | None:
 
 
 def outgoing(annotation: Any) -> StreamType | None:
-    """Return what the annotation of a result says; None if it is no stream."""
+    """Parse the annotation of a result; return None if it is no stream."""
     return _stream(annotation, _OUTGOING)
 
 

@@ -41,7 +41,7 @@ class ActorSystem(Messenger):
     """Spawns actors on this rank and carries messages between ranks over ``links``.  Use as ``async with``.
 
     Enter it after ``links`` and before the first frame can arrive; leaving it stops the actors, newest first, and ends
-    every ask that still waits with ``PeerLost``.  What an actor raises never ends the system.
+    every pending ask with ``PeerLost``.  An actor's exceptions never end the system.
     """
 
     def __init__(self, links: Links, loop_watch: LoopWatch | None = None) -> None:
@@ -109,7 +109,7 @@ class ActorSystem(Messenger):
             raise
         await self._tasks.__aexit__(None, None, None)
 
-    # -- use -------------------------------------------------------------------------------------------------------
+    # -- usage -----------------------------------------------------------------------------------------------------
 
     @property
     def is_closed(self) -> bool:
@@ -117,7 +117,7 @@ class ActorSystem(Messenger):
 
     @property
     def pending(self) -> int:
-        """Asks of this rank that wait for their answer, and calls of others that wait for ours."""
+        """Number of asks of this rank that wait for their answer, and calls of others that wait for ours."""
         return self._caller.pending + self._callee.serving + self._requests.serving
 
     @property
@@ -133,10 +133,10 @@ class ActorSystem(Messenger):
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start an actor on this rank and return its reference when its ``on_start`` has ended.
 
-        The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
-        its own.  Type checkers see the reference as the actor's class, so that calls are checked.
+        The constructor gets ``args`` and ``kwargs`` themselves, not copies.  Without ``name`` a new name is generated.
+        Type checkers see the reference as the actor's class, so calls are checked.
 
-        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        Raises the exception of the constructor or ``on_start``, and ``UsageError`` for a name that is taken.
         """
         check_actor_class(actor)
         self._check_here("spawn")
@@ -150,18 +150,18 @@ class ActorSystem(Messenger):
         place: MeshPlace | None = None,
         guard: EndpointGuard | None = None,
     ) -> ActorRef[Any]:
-        """Start an actor on this rank around an object that exists, and return its reference.  See ``spawn``.
+        """Start an actor on this rank around an existing object, and return its reference.  See ``spawn``.
 
-        ``guard`` is there where each endpoint begins and ends.
+        ``guard`` is called where each endpoint begins and ends.
         """
         self._check_here("adopt")
         return await self._lifecycle.spawn(type(actor), lambda: actor, name, place=place, guard=guard)
 
     async def retire(self, names: Collection[str], *, within: float, handles_waiting: bool) -> None:
-        """Begin to close this system: the actors of this rank called ``names`` take no more messages, and end.
+        """Begin to close this system: the actors of this rank called ``names`` accept no more messages, and end.
 
-        An endpoint that runs may finish ``within`` seconds.  With ``handles_waiting`` messages that wait are handled,
-        too; otherwise they are refused at once.  Callers of what is refused hear that this node is closed.
+        A running endpoint may finish ``within`` seconds.  With ``handles_waiting``, waiting messages are handled, too;
+        otherwise they are refused at once.  Callers of refused messages learn that this node is closed.
         """
         await self._lifecycle.retire(names, within=within, handles_waiting=handles_waiting)
 
@@ -177,9 +177,9 @@ class ActorSystem(Messenger):
     ) -> Coroutine[Any, Any, A]:
         """Start an actor on ``rank``, as ``spawn`` does on this one; its constructor gets copies of the arguments.
 
-        The class must be known to that rank: modules are not imported there, and no code travels.  Arguments are
-        checked and encoded now, the rest is done when what this returns is awaited.  Raises as an ask does; what the
-        constructor or ``on_start`` raised comes as ``RemoteError``.
+        The class must be known to that rank: modules are not imported there, and no code is sent.  Arguments are
+        checked and encoded now; the rest happens when the returned coroutine is awaited.  Raises like an ask; an
+        exception of the constructor or ``on_start`` becomes ``RemoteError``.
         """
         check_actor_class(actor)
         self._check_here("spawn")
@@ -203,14 +203,14 @@ class ActorSystem(Messenger):
     def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> Any:
         """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
 
-        With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
+        With ``actor_class`` results are typed, and wrong calls are refused before they are sent.
         """
         if actor_class is not None:
             check_actor_class(actor_class)
         return self._reference(name, self.rank if rank is None else rank, actor_class)
 
     def watch(self, ref: ActorRef[Any] | Actor, hear: Callable[[Down], None] | None = None) -> Watch:
-        """Watch an actor: awaiting what this returns gives exactly one ``Down``, whatever happens.
+        """Watch an actor: awaiting the returned watch gives exactly one ``Down``, whatever happens.
 
         ``hear`` is called with it, on this loop.
         """
@@ -219,26 +219,26 @@ class ActorSystem(Messenger):
         return self._watches.begin(reference, hear)
 
     async def stop(self, ref: ActorRef[Any] | Actor) -> None:
-        """Stop an actor, here or elsewhere: what waits in its mailbox is handled, later messages are refused.
+        """Stop an actor, here or elsewhere: messages in its mailbox are handled, later ones are refused.
 
-        Returns after its ``on_stop``, or raises what that raised.  Cancelling this stops waiting, not stopping.
+        Returns after its ``on_stop``, or raises that one's exception.  Cancelling this ends the wait, not the stop.
         """
         await self._end(as_reference(ref), is_kill=False)
 
     async def kill(self, ref: ActorRef[Any] | Actor) -> None:
-        """Kill an actor, here or elsewhere: what it does is cancelled, what waits is refused, ``on_stop`` is not run.
+        """Kill an actor, here or elsewhere: cancel its work, refuse waiting messages, and do not run ``on_stop``.
 
-        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.  For an
-        actor that has ended nothing happens; ``UsageError`` if there never was one.
+        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: this waits for its end.  Does
+        nothing for an actor that has ended; raises ``UsageError`` if there never was one.
         """
         await self._end(as_reference(ref), is_kill=True)
 
     def abandon(self, rank: int, abandon: message.Abandon) -> None:
-        """Tell ``rank`` that a call of a mesh has failed."""
+        """Notify ``rank`` that a call of a mesh has failed."""
         self._caller.say_to(rank, abandon)
 
     def stop_soon(self, ref: ActorRef[Any]) -> None:
-        """Stop an actor, here or elsewhere, without waiting for its end; if it is gone already, nothing happens."""
+        """Stop an actor, here or elsewhere, without waiting for its end; do nothing if it has already ended."""
         self._caller.say_to(ref.rank, message.EndMessage(self._caller.new_call(), ref.name, is_kill=False))
 
     async def _end(self, ref: ActorRef[Any], *, is_kill: bool) -> None:
@@ -254,12 +254,12 @@ class ActorSystem(Messenger):
         await self._caller.request(ref, verb, envelope, PayloadEncoder(), self._untyped)
 
     async def close(self) -> None:
-        """Stop every actor, newest first; then end every ask that still waits.  Idempotent."""
+        """Stop every actor, newest first; then end every pending ask.  Idempotent."""
         self._is_open = False
         self._requests.close()
         try:
             await self._lifecycle.close()
-        finally:  # also if this is cancelled: asks and watches must end
+        finally:  # even if this is cancelled: asks and watches must end
             self._watches.close()
             self._caller.close()
 
@@ -272,7 +272,7 @@ class ActorSystem(Messenger):
         *,
         is_told: bool = False,
     ) -> EncodedArguments:
-        """Check a call that goes to many actors like ``ref``, and return what stands for ``arguments`` in each.
+        """Check a call that goes to many actors like ``ref``, and encode its ``arguments`` for all of them.
 
         Raises ``UsageError`` if the call is wrong.
         """
@@ -284,7 +284,7 @@ class ActorSystem(Messenger):
             )
         return EncodedArguments.of(arguments, *self._caller.encode(endpoint, arguments, keywords))
 
-    # -- references' side (Messenger) ----------------------------------------------------------------------------------
+    # -- interface of references (Messenger) ---------------------------------------------------------------------------
 
     def ask(
         self,
@@ -338,7 +338,7 @@ class ActorSystem(Messenger):
             return spec.result
         return self._plain if as_plain else self._untyped
 
-    # -- links' side ---------------------------------------------------------------------------------------------------
+    # -- interface of links --------------------------------------------------------------------------------------------
 
     def _peer_lost(self, rank: int, error: PeerLost) -> None:
         self._caller.peer_lost(rank, error)
@@ -347,7 +347,7 @@ class ActorSystem(Messenger):
         self._requests.peer_lost(rank)
         self._watches.peer_lost(rank, error)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _check_call(
         self,
@@ -381,7 +381,7 @@ class ActorSystem(Messenger):
             )
 
     def _check_here(self, what: str, ref: ActorRef[Any] | None = None) -> None:
-        """Refuse what comes too early, too late, or on another loop."""
+        """Raise ``UsageError`` for a call that comes too early, too late, or on another loop."""
         if asyncio._get_running_loop() is self._loop is not None and (self._is_open or ref is not None):
             return
         title = what if ref is None else f"{what} of {ref!r}"

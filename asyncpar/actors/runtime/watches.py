@@ -17,7 +17,7 @@ from asyncpar.net.transport.links import Links
 
 
 class Watch:
-    """A watch that was begun: ``down = await watch``.  Awaiting it is optional where a hook hears the ``Down``."""
+    """A watch in progress: ``down = await watch``.  Awaiting it is optional if a hook receives the ``Down``."""
 
     __slots__ = ("_cancel", "_down", "_is_cancelled", "_waiter")
 
@@ -79,7 +79,7 @@ class Watches:
     def begin(
         self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None, among: dict[Watch, None] | None = None
     ) -> Watch:
-        """Watch ``ref``; ``hear`` is called with the ``Down``.  Until it ends, the watch is ``among`` those."""
+        """Watch ``ref``; ``hear`` is called with the ``Down``.  Until it ends, the watch is in ``among``."""
         number = self._next
         self._next += 1
         watch = Watch(lambda: self._cancel(number))
@@ -98,10 +98,10 @@ class Watches:
         return watch
 
     def downed(self, rank: int, downed: message.Downed) -> None:
-        """Handle the message that a watched actor has ended."""
+        """Handle a message that a watched actor has ended."""
         watching = self._watching.get(downed.watch)
         if watching is None:
-            return  # cancelled meanwhile
+            return  # cancelled in the meantime
         if watching.ref.rank != rank:
             raise ProtocolError(f"actor message: rank {rank} ends watch {downed.watch}, which is not on it")
         down = decode_down(watching.ref, downed)
@@ -144,7 +144,7 @@ def _end(watching: _Watching, down: Down) -> None:
 
 
 def decode_down(ref: ActorRef[Any], downed: message.Downed) -> Down:
-    """Return what ``downed`` says of ``ref``.  Raises ``ProtocolError`` for a reason that is none."""
+    """Decode the end of ``ref`` from ``downed``.  Raises ``ProtocolError`` for an invalid reason."""
     try:
         reason = DownReason(downed.reason)
     except ValueError as error:

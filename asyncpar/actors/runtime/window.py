@@ -7,7 +7,7 @@ least a quarter of the window.  So a slow actor slows its senders down, its mail
 message per sending rank, and credit that is held back for a lump never stops a sender.
 
 The credit of the link is not used for this: all actors and all replies share it, and an actor that waits for a reply
-while its mailbox holds all credit would wait for ever.
+while its mailbox holds all credit would wait forever.
 
 Stream items.  An item costs its size plus ``ITEM_OVERHEAD``.  The producing end (``Outflow``) may send while it has any
 credit, so it overdraws by at most one item, and items of any size pass.  The reading end is a ``ReceiveWindow``.  An
@@ -43,7 +43,7 @@ class OutboundMessage(msgspec.Struct, eq=False):
     """An ``UnwrittenPayload`` keeps its place in the queue until a thread has written it."""
     is_sent: bool = False
     sending: Sending | None = None
-    """The sending in progress, until the link has ended it."""
+    """The send in progress, until the link has ended it."""
 
     @property
     def is_written(self) -> bool:
@@ -90,7 +90,7 @@ class SendWindow:
         return False
 
     def drop(self, outgoing: OutboundMessage) -> bool:
-        """Remove ``outgoing`` from the queue; False if it was sent."""
+        """Remove ``outgoing`` from the queue; return False if it was sent."""
         if outgoing.is_sent or outgoing not in self._queue:
             return False
         del self._queue[outgoing]
@@ -104,7 +104,7 @@ class SendWindow:
         self._travelling -= amount
 
     def next(self) -> OutboundMessage | None:
-        """Remove and return the first message of the queue if it may be sent now and is written, else None."""
+        """Remove and return the first message of the queue if it is written and may be sent now, else None."""
         if not self._queue or self._travelling >= WINDOW or not next(iter(self._queue)).is_written:
             return None
         outgoing, _ = self._queue.popitem(last=False)
@@ -154,7 +154,7 @@ class ReceiveWindow:
         return self.settle() if self._owed >= self._size // 4 else 0
 
     def settle(self) -> int:
-        """Return all credit not returned yet, 0 for none."""
+        """Return all credit that was not returned yet, 0 for none."""
         owed, self._owed = self._owed, 0
         self._held -= owed
         return owed
@@ -167,7 +167,7 @@ ITEM_OVERHEAD: Final = 16 << 10
 
 
 def item_cost(payload: memoryview) -> int:
-    """Return what the message that carries an item takes out of the window."""
+    """Return the cost of an item's message in the window."""
     return len(payload) + ITEM_OVERHEAD
 
 

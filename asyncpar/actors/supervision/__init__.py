@@ -14,14 +14,14 @@
         name="service",
     )
 
-- *Who is restarted.*  ``strategy``: "one_for_one" the child that failed; "one_for_all" all children; "rest_for_one" it
-  and those after it.  The others are stopped first, last one first; then all are started in order.
-- *After what.*  ``restart`` of each child: "permanent" after any end, "transient" after a failure (a kill is one),
-  "temporary" never.  What a supervisor was asked to do (``terminate_child``, ``restart_child``) is no failure.
-- *How often.*  More restarts than ``intensity`` allows: all children are stopped and the supervisor fails, which its
-  own owner hears.  A restart of several children counts once, a start that fails while restarting counts again.
-- *How soon.*  At once, or after ``backoff``; a supervisor waits without blocking, and stops at once while it waits.
-- *In the end.*  Stopping the supervisor stops its children, last one first, each within its ``shutdown`` seconds, after
+- *Restarted children.*  ``strategy``: "one_for_one" is the child that failed; "one_for_all" all children;
+  "rest_for_one" it and those after it.  The others are stopped first, in reverse order; then all are started in order.
+- *Conditions.*  ``restart`` of each child: "permanent" after any end, "transient" after a failure (a kill is one),
+  "temporary" never.  Requests to a supervisor (``terminate_child``, ``restart_child``) are not failures.
+- *Limit.*  After more restarts than ``intensity`` allows, all children are stopped and the supervisor fails, which its
+  own owner is notified of.  A restart of several children counts once, a start that fails while restarting again.
+- *Delay.*  At once, or after ``backoff``; a supervisor waits without blocking, and a stop ends its wait at once.
+- *End.*  Stopping the supervisor stops its children in reverse order, each within its ``shutdown`` seconds, after
   which it is killed.  Killing the supervisor kills its children.
 
 Modules: ``policy`` (settings), ``machine`` and ``events`` (decisions, pure), ``child`` (declaration,

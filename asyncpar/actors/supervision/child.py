@@ -22,10 +22,10 @@ from asyncpar.errors import RemoteError, UsageError
 class Child:
     """The specification of one child of a supervisor: its class and the arguments of its constructor.
 
-    Every start gets the same arguments, not copies.  The child keeps its ``name`` over restarts (default: made of
-    the names of its supervisor and its class), so that references to it stay valid.  ``restart`` is "permanent",
-    "transient" or "temporary".  ``shutdown`` is how many seconds a stop may take before it becomes a kill; the default
-    is 5, and no limit (``math.inf``) for a supervisor, which has children of its own to stop.
+    Every start gets the same arguments, not copies.  The child keeps its ``name`` across restarts (default: made of the
+    names of its supervisor and its class), so that references to it stay valid.  ``restart`` is "permanent",
+    "transient" or "temporary".  ``shutdown`` is the number of seconds that a stop may take before it becomes a kill;
+    the default is 5, and no limit (``math.inf``) for a supervisor, which has children of its own to stop.
 
     Raises ``UsageError``.
     """
@@ -71,7 +71,7 @@ class ChildStatus:
     """One child of a supervisor.
 
     ``restarts`` counts its starts after the first one, for any reason.  ``last_failure`` is the text of its last
-    failure, also of a failed start; empty if there was none.
+    failure, including a failed start; empty if there was none.
     """
 
     name: str
@@ -99,9 +99,9 @@ _SHUTDOWN: Final = 5.0
 
 
 class ChildRecord:
-    """A child over all its restarts.
+    """A child across all its restarts.
 
-    ``ref`` is the reference of its last start; ``shutdown`` is how many seconds it may take to stop, None for no limit.
+    ``ref`` is the reference of its last start; ``shutdown`` is the seconds that it may take to stop, None for no limit.
     """
 
     __slots__ = ("child", "failure", "name", "ref", "shutdown", "starts")

@@ -1,16 +1,17 @@
-"""State machine of a supervisor: which child starts or stops next, which restart, and when to give up.
+"""State machine of a supervisor: which child starts or stops next, which ones restart, and when to give up.
 
 Sans-I/O: feed events, obey commands.  The rules are those of Erlang/OTP's ``supervisor``, see
 https://www.erlang.org/doc/apps/stdlib/supervisor.html and https://www.erlang.org/doc/system/sup_princ.html.
 
-Theory of operation.  Each child has a *slot* with its phase (down, starting, up, stopping) and what is wanted
-of it (to run; to be stopped first).  An event changes wishes; then ``_advance`` takes one step towards them.
-One child is started or stopped at a time: every ``StartCommand`` and ``StopCommand`` is answered before the next one.
-What must stop stops first, in reverse order; then what is wanted starts, in order.  A failure in the middle of a
-restart only changes the wishes, and the next step follows from those.
+Theory of operation.  Each child has a *slot* with its phase (down, starting, up, stopping) and its wanted state (to
+run; to be stopped first).  An event changes wanted states; then ``_advance`` takes one step towards them.  One child is
+started or stopped at a time: every ``StartCommand`` and ``StopCommand`` is answered before the next one.  Children that
+must stop are stopped first, in reverse order; then wanted ones are started, in order.  A failure in the middle of a
+restart only changes the wanted states, and the next step follows from those.
 
-A child that ends while it is about to be stopped anyway counts as stopped, and not as one more failure.  A restart of a
-group starts all of its children, those too that had ended in order or had been stopped by hand, but no temporary ones.
+A child that ends while it is about to be stopped anyway counts as stopped, not as another failure.  A restart of a
+group starts all of its children, including those that had ended normally or had been stopped on request, but no
+temporary ones.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from asyncpar.errors import UsageError
 
 
 class ChildPhase(Enum):
-    """Phase of a child, as far as the machine was told."""
+    """Phase of a child, as known to the machine."""
 
     DOWN = auto()
     STARTING = auto()
@@ -71,7 +72,7 @@ class PastRestarts:
 class SupervisorMachine:
     """Decisions of one supervisor.  ``children`` are in start order; ``draw`` returns jitter from 0 to 1.
 
-    ``past`` are restarts before this machine was made, which count as its own.
+    ``past`` are restarts made before this machine was created, which count as its own.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class SupervisorMachine:
 
     @property
     def children(self) -> tuple[str, ...]:
-        """The names of the children, in start order; temporary ones that are gone are not among them."""
+        """The names of the children, in start order, without temporary ones that are gone."""
         return tuple(self._slots)
 
     def phase(self, child: str) -> ChildPhase:
@@ -117,17 +118,17 @@ class SupervisorMachine:
         return self._find(child).phase
 
     def is_wanted(self, child: str) -> bool:
-        """Whether the child runs or is to be started.  Raises ``UsageError`` if there is no such child."""
+        """Return whether the child runs or is to be started.  Raises ``UsageError`` if there is no such child."""
         return self._find(child).is_wanted
 
     @property
     def past(self) -> PastRestarts:
-        """The restarts so far, for a machine that goes on from here."""
+        """The restarts so far, for a machine that continues from here."""
         failures = max((slot.failures for slot in self._slots.values()), default=0)
         return PastRestarts(times=tuple(self._restarts), failures=failures)
 
     def handle(self, event: events.Event, *, now: float) -> list[events.Command]:
-        """Return what to do.  Raises ``UsageError`` for a request that names no child, or one that cannot restart."""
+        """Return the resulting commands.  Raises ``UsageError`` for an unknown child, or one that cannot restart."""
         if self._is_over:
             return []
         match event:
@@ -154,7 +155,7 @@ class SupervisorMachine:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> list[events.Command]:
-        """Return the next step towards what is wanted."""
+        """Return the next step towards the wanted states."""
         slots = self._slots.values()
         if not (self._has_begun or self._ending) or any(
             slot.phase in (ChildPhase.STARTING, ChildPhase.STOPPING) for slot in slots
@@ -207,7 +208,7 @@ class SupervisorMachine:
     def _ended(self, child: str, failure: BaseException | None, now: float) -> None:
         slot = self._slots.get(child)
         if slot is None or slot.phase is not ChildPhase.UP:
-            return  # its end was expected, and is answered for
+            return  # its end was expected, and has been answered
         if slot.must_stop:
             self._down(slot)
             return
@@ -258,7 +259,7 @@ class SupervisorMachine:
                 other.attempt = _Attempt.AGAIN
 
     def _is_within_intensity(self, now: float) -> bool:
-        """Count a restart; False if that is more than ``intensity`` allows."""
+        """Count a restart; return False if that exceeds ``intensity``."""
         while self._restarts and self._restarts[0] < now - self._intensity.period:
             self._restarts.popleft()
         self._restarts.append(now)

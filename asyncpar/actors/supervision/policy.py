@@ -1,6 +1,6 @@
 """Settings of a supervisor: which children to restart after which end, how often, and how soon.  Pure.
 
-The words are those of Erlang/OTP's ``supervisor`` (https://www.erlang.org/doc/apps/stdlib/supervisor.html); back-off is
+The terms are those of Erlang/OTP's ``supervisor`` (https://www.erlang.org/doc/apps/stdlib/supervisor.html); back-off is
 not: OTP restarts at once, and so does the default here.
 """
 
@@ -29,7 +29,7 @@ class Strategy(StrEnum):
 
 
 class Restart(StrEnum):
-    """After which end a child is started again.
+    """The ends after which a child is started again.
 
     PERMANENT: after any.  TRANSIENT: after a failure (being killed is one), not after it was stopped.  TEMPORARY:
     never; its supervisor forgets it.
@@ -59,11 +59,11 @@ class Intensity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """The delay before a restart: ``initial`` seconds, and ``factor`` times more after each failure in a row.
+    """The delay before a restart: ``initial`` seconds, multiplied by ``factor`` after each failure in a row.
 
-    Never more than ``maximum``.  ``jitter`` is the part of a delay, 0 to 1, that chance may take away, so that children
-    which failed together do not come back together.  A child that has lived for ``reset_after`` seconds starts over at
-    ``initial``.  The default restarts at once.
+    It never exceeds ``maximum``.  ``jitter`` is the part of a delay, 0 to 1, that may be randomly removed, so that
+    children which failed together do not come back together.  A child that has lived for ``reset_after`` seconds starts
+    over at ``initial``.  The default restarts at once.
     """
 
     initial: float = 0.0
@@ -87,7 +87,7 @@ class Backoff:
             raise UsageError(f"reset_after: expected a number of seconds, 0 or more, got {self.reset_after!r}")
 
     def delay(self, failures: int, *, draw: float) -> float:
-        """Return how long to wait after that many failures in a row (1 or more); ``draw`` is chance, from 0 to 1."""
+        """Return the seconds to wait after this many failures in a row (1 or more); ``draw`` is random, from 0 to 1."""
         if self.initial == 0.0:
             return 0.0
         full = self.maximum

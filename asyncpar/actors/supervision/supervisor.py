@@ -29,20 +29,20 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _CALLERS: Final = 64
-"""How many may ask a supervisor for the same thing at once."""
+"""Number of callers that may ask a supervisor for the same thing at once."""
 
 
 class Supervisor(Actor):
     """Keeps its children running: starts them in order, restarts those that fail, stops them in reverse order.
 
-    ``strategy`` says who is restarted with a child that failed, ``intensity`` how many restarts are normal, ``backoff``
-    how long to wait before one: see ``policy``.  If a child cannot be started at first, those before it are stopped,
-    and spawning the supervisor raises what starting the child raised.  If more restarts are needed than ``intensity``
-    allows, all children are stopped and the supervisor fails with ``RestartsExceeded``; its owner hears of that, so a
-    supervisor may be the child of another one.
+    ``strategy`` selects the children restarted together with a failed one, ``intensity`` limits the restarts,
+    ``backoff`` delays them: see ``policy``.  If a child cannot be started at first, those before it are stopped, and
+    spawning the supervisor raises the child's error.  If more restarts are needed than ``intensity`` allows, all
+    children are stopped and the supervisor fails with ``RestartsExceeded``; its owner is notified, so a supervisor may
+    be the child of another one.
 
-    A child keeps its name, so references to it stay good.  What it was asked and had not answered when it failed
-    raises ``ActorDown``; so does asking it while it is down, and what it is told then is a dead letter.
+    A child keeps its name, so references to it stay valid.  Asks that it had not answered when it failed raise
+    ``ActorDown``; so do asks while it is down, and messages told then are dead letters.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class Supervisor(Actor):
         self._doing: events.StartCommand | events.StopCommand | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    # -- for everybody ---------------------------------------------------------------------------------------------
+    # -- public ----------------------------------------------------------------------------------------------------
 
     @endpoint(concurrency=_CALLERS)
     async def children(self) -> list[ChildStatus]:
-        """Return the status of each child, in start order.  Temporary ones that have ended are not among them."""
+        """Return the status of each child, in start order, without temporary ones that have ended."""
         return [self._records[name].status(self._machine) for name in self._machine.children]
 
     @endpoint(concurrency=_CALLERS)
     async def terminate_child(self, name: str) -> None:
-        """Stop a child.  It stays down until it is asked for, or is restarted together with a sibling that failed."""
+        """Stop a child.  It stays down until it is restarted on request, or together with a sibling that failed."""
         await self._request(events.StopRequest(name))
 
     @endpoint(concurrency=_CALLERS)
     async def restart_child(self, name: str) -> None:
         """Start a child that is down, without delay; stop one that runs, and start it.
 
-        ``intensity`` does not count this, and no sibling is restarted with it.  Raises what starting the child raised.
+        ``intensity`` does not count this, and no sibling is restarted with it.  Raises the error of the child's start.
         """
         await self._request(events.RestartRequest(name))
 
@@ -109,14 +109,14 @@ class Supervisor(Actor):
             record.failure = failure
             _LOG.warning("%r: child %r failed", self.ref, record.name, exc_info=failure)
         if record.ref is not down.ref or down.reason is DownReason.CLOSED or self._require_context().is_ending:
-            return  # an earlier record, which was to be stopped anyway; or all is ending
+            return  # an earlier record, which was to be stopped anyway; or everything is ending
         await self._handle(events.ChildEnded(record.name, failure))
 
     async def _end_children(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         commands = self._machine.handle(events.StopAll(), now=self._now())
-        match self._doing:  # what this actor was doing when it was interrupted has no answer yet
+        match self._doing:  # the work of this actor that was interrupted has no answer yet
             case events.StartCommand(child):
                 failure = ActorDown("its supervisor was ended meanwhile", rank=self.rank)
                 commands = self._machine.handle(events.ChildStartFailed(child, failure), now=self._now())
