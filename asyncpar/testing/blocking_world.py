@@ -1,4 +1,4 @@
-"""Many ranks in one process, each used by a thread of its own."""
+"""Many ranks in one process, each used by its own thread."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def blocking_world(
 ) -> Iterator[tuple[Node, ...]]:
     """Yield the nodes of a world of ``size`` ranks in this process, all on the background loop, and close them all.
 
-    Collectives need a thread for each rank; see ``run_ranks``.  Arguments are those of ``local_world``.
-
-    These are ``transport``, ``hosts``, ``pin`` and ``arena``.
+    Collectives need a thread for each rank; see ``run_ranks``.  The arguments ``transport``, ``hosts``, ``pin`` and
+    ``arena`` are those of ``local_world``.
     """
     thread = background()
     context = local_world(size, transport=transport, hosts=hosts, pin=pin, arena=arena)
@@ -42,10 +41,10 @@ def blocking_world(
 
 
 def run_ranks(nodes: Sequence[Node], work: Callable[[Node], T]) -> list[T]:
-    """Call ``work(node)`` for every node, each in a thread of its own, and return what they return, by rank.
+    """Call ``work(node)`` for every node, each in a thread of its own, and return the results by rank.
 
-    Where it raises, that node is closed, as if its process had ended; when all are through, what was raised first is
-    raised here.  Ctrl-C closes all nodes.
+    A node whose call raises is closed, as if its process had ended; when all calls have ended, the first error is
+    raised.  Ctrl-C closes all nodes.
     """
     results: dict[int, T] = {}
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Conformance of codecs, second half: decoding, adding and summing, and bytes that no codec has encoded."""
+"""Conformance of codecs, second half: decoding, adding and summing, and bytes that were not encoded by the codec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLIPS = 200
 
 
 class CodecDecoding(CodecSuite):
-    """Equal bytes give equal values, encoded forms add up, and wrong bytes are refused or decoded, without harm."""
+    """Equal bytes give equal values, encoded forms add up, and invalid bytes are refused or decoded without harm."""
 
     def test_equal_bytes_decode_to_equal_values_wherever_they_lie(self) -> None:
         codec = self.make()

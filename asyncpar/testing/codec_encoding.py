@@ -24,11 +24,11 @@ from asyncpar.testing.codec_samples import (
 
 _DRAWS = 32
 _FEEDBACK_COUNT = 64
-"""Few values: the worst case that ``contraction`` promises is then not far from what happens."""
+"""Few values, so the worst case that ``contraction`` promises is not far from the actual one."""
 
 
 class CodecEncoding(CodecSuite):
-    """Sizes and bounds hold, encoding is repeatable, and nothing is lost that ``lost`` does not tell."""
+    """Sizes and bounds hold, encoding is repeatable, and ``lost`` accounts for everything that is lost."""
 
     def test_it_has_a_name_that_can_be_written_in_an_option(self) -> None:
         assert re.fullmatch(r"[a-z0-9_]+(:[0-9.e-]+)*(\+[a-z0-9_]+(:[0-9.e-]+)*)*", self.make().name)
@@ -110,7 +110,7 @@ class CodecEncoding(CodecSuite):
         np.testing.assert_array_equal(residual, lost)
 
     def test_error_feedback_keeps_what_is_not_sent_yet_within_the_bound_for_ever(self) -> None:
-        """Check the bound of the contraction, over so many steps that it would be passed without feedback."""
+        """Check the bound of the contraction, over enough steps to exceed it without feedback."""
         codec = self.make()
         values = draw(_FEEDBACK_COUNT)
         shrink = sqrt(1.0 - codec.contraction(values.size))
@@ -152,12 +152,12 @@ class CodecEncoding(CodecSuite):
 
 
 def _missing_share(codec: Codec, values: Values) -> float:
-    """Return by what share of its squared norm ``values`` differs from its decoded form."""
+    """Return the share of the squared norm of ``values`` by which they differ from their decoded form."""
     return (norm(values.astype(np.float64) - round_trip(codec, values)) / norm(values)) ** 2
 
 
 def _follow(codec: Codec, values: Values, steps: int) -> list[float]:
-    """Send ``values`` again and again with error feedback; return how far behind what was sent is after each step."""
+    """Send ``values`` repeatedly with error feedback; return, after each step, how far the total sent is behind."""
     residual, sent = np.zeros_like(values), np.zeros(values.size)
     behind = []
     for step in range(steps):

@@ -12,17 +12,17 @@ from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.errors import AsyncparError
 
 COUNTS = (0, 1, 2, 7, 63, 64, 65, 1023, 1024, 1025, 5000, 70_000)
-"""Sizes around whatever blocks a codec may have."""
+"""Sizes around the blocks that a codec may have."""
 
 
 class CodecSuite(ABC):
     """The codec under test and its special properties; base class of the suites."""
 
     draws_at_random: ClassVar[bool] = False
-    """Does the codec draw at random?  Then ``contraction`` is a promise for the mean, and places draw differently."""
+    """Whether the codec draws at random; then ``contraction`` holds for the mean, and places draw differently."""
 
     contracts_within: ClassVar[tuple[float, float]] = (1e-30, 1e39)
-    """Between which largest magnitudes of a vector ``contraction`` is promised: no format reaches everywhere."""
+    """The range of a vector's largest magnitude for which ``contraction`` is promised: no format reaches everywhere."""
 
     @abstractmethod
     def make(self) -> Codec:
@@ -30,12 +30,12 @@ class CodecSuite(ABC):
 
 
 def draw(count: int) -> Values:
-    """Return normal deviates, always the same ones for a ``count``."""
+    """Return normal deviates, always the same ones for a given ``count``."""
     return np.random.default_rng(count).normal(0.0, 1.0, count).astype(np.float32)
 
 
 def samples() -> list[Values]:
-    """Return vectors of all sizes, small and large values side by side, lone ones, equal ones, and extreme ones."""
+    """Return vectors of all sizes, with small and large values mixed, and lone, equal and extreme ones."""
     mixed = draw(4096) * np.repeat(np.array([1e-30, 1.0, 1e30, 1e-3], np.float32), 1024)
     lone = np.full(3000, 1e-3, np.float32)
     lone[1234] = -1.0
@@ -46,7 +46,7 @@ def samples() -> list[Values]:
 
 
 def empty(codec: Codec, count: int) -> Bytes:
-    """Return room for ``count`` encoded values."""
+    """Return an empty buffer for ``count`` encoded values."""
     return np.empty(codec.encoded_bytes(count), np.uint8)
 
 
@@ -65,17 +65,17 @@ def decoded(codec: Codec, form: Bytes, count: int) -> Values:
 
 
 def round_trip(codec: Codec, values: Values) -> Values:
-    """Return ``values`` encoded and decoded."""
+    """Encode ``values``, and return them decoded."""
     return decoded(codec, encoded(codec, values), values.size)
 
 
 def norm(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> float:
-    """Return the Euclidean norm; no float32 overflows in it."""
+    """Return the Euclidean norm, without overflow of float32."""
     return float(np.linalg.norm(values.astype(np.float64)))
 
 
 def expect(error: type[AsyncparError], call: Callable[[], object]) -> None:
-    """Assert that ``call`` raises ``error``; without pytest, so that the suite needs no test framework."""
+    """Assert that ``call`` raises ``error``; without pytest, so the suite needs no test framework."""
     try:
         call()
     except error:

@@ -104,7 +104,7 @@ class Bundles(CommunicatorSuite):
 
 
 def _mixed(rank: int) -> list[Array]:
-    """Return arrays of every dtype, in turn with others that are hard to pack."""
+    """Return arrays of every dtype, alternating with others that are hard to pack."""
     make = partial(values, rank)
     return [
         make((5, 3)),

@@ -1,4 +1,4 @@
-"""Conformance of communicators: order, keys, messages, sub-groups, and what happens when ranks disagree."""
+"""Conformance of communicators: order, keys, messages, sub-groups, and disagreement of ranks."""
 
 from __future__ import annotations
 

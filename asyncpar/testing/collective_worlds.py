@@ -33,11 +33,11 @@ COMBINED: dict[str, np.ufunc] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
-"""Reduce operations by what numpy calls them."""
+"""The numpy functions of reduce operations, by name."""
 
 
 class CommunicatorSuite(ABC):
-    """Says how to make the communicators under test.  ``sizes`` are the numbers of ranks that are tried."""
+    """The factory of the communicators under test.  ``sizes`` are the numbers of ranks to try."""
 
     sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 8)
 
@@ -45,8 +45,8 @@ class CommunicatorSuite(ABC):
     def connect(self, size: int) -> AbstractAsyncContextManager[Sequence[Communicator]]:
         """Return the communicators of a fresh world of ``size`` ranks, in the order of ranks.
 
-        Of all ranks, or of those in this process, of which there is at least one; then every process runs the suite,
-        and a world must not end before all processes have left it.
+        Return those of all ranks, or of the ranks in this process, at least one; in the latter case every process runs
+        the suite, and a world must not end before all processes have left it.
         """
 
 
@@ -56,14 +56,14 @@ async def on_all(communicators: Sequence[Communicator], operation: Callable[[Com
 
 
 def ranked(communicators: Sequence[Communicator], results: Sequence[T]) -> list[tuple[int, T]]:
-    """Return ``results``, which are in the order of ``communicators``, each with its rank."""
+    """Pair ``results``, which are in the order of ``communicators``, with their ranks."""
     return list(zip((communicator.rank for communicator in communicators), results, strict=True))
 
 
 async def errors_on_all(
     communicators: Sequence[Communicator], operation: Callable[[Communicator], Coroutine[Any, Any, Any]]
 ) -> list[BaseException]:
-    """Run ``operation`` on every rank of this process at once; return the errors, one of each of them."""
+    """Run ``operation`` on every rank of this process at once; return the error of each."""
     running = (operation(communicator) for communicator in communicators)
     outcomes = await asyncio.gather(*running, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -72,7 +72,7 @@ async def errors_on_all(
 
 
 def values(rank: int, shape: int | tuple[int, ...], dtype: Any = np.float64) -> Array:
-    """Return small whole numbers that every dtype holds and sums exactly, other ones on every rank."""
+    """Return small whole numbers that every dtype holds and sums exactly, different on every rank."""
     return _numbers(rank, math.prod(shape) if isinstance(shape, tuple) else shape).astype(dtype).reshape(shape)
 
 
@@ -92,11 +92,11 @@ def _noise(rank: int, count: int) -> Array:
 
 
 def assert_same(actual: Any, expected: Any, message: str = "") -> None:
-    """Compare as ``np.testing.assert_array_equal`` does, at a tenth of its cost where arrays are equal."""
+    """Compare as ``np.testing.assert_array_equal`` does, at a tenth of its cost if arrays are equal."""
     if not np.array_equal(actual, expected):
         np.testing.assert_array_equal(actual, expected, message)
 
 
 def combined(op: str, arrays: Sequence[Array]) -> Array:
-    """Return what numpy makes of ``arrays``."""
+    """Return numpy's combination of ``arrays``."""
     return reduce(COMBINED[op], arrays)

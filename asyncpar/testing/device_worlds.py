@@ -32,7 +32,7 @@ async def device_world(
     """Yield the nodes of a world like ``local_world``, each with a device of its own.
 
     ``fabrics`` are those of the ranks; with None a rank has no NCCL.  At the end nothing may be left on the devices:
-    streams, events and communicators are freed, and no work has touched memory that was.
+    streams, events and communicators are freed, and no work has touched freed memory.
     """
     cluster = cluster or FakeCluster()
     made = fabrics or [FakeFabric(cluster, visible=[rank]) for rank in range(size)]
@@ -49,7 +49,7 @@ async def device_world(
 
 
 async def quiet(cluster: FakeCluster, fabrics: Iterable[FakeFabric]) -> None:
-    """Wait until threads have freed what is left on the devices; fails if they do not."""
+    """Wait until threads have freed everything on the devices; fail if they do not."""
     left: tuple[Any, ...] = ()
     for _ in range(1000):
         left = cluster.streams, cluster.events, [len(fabric.cluster_communicators) for fabric in fabrics]
@@ -63,8 +63,8 @@ async def quiet(cluster: FakeCluster, fabrics: Iterable[FakeFabric]) -> None:
 class OnDevices:
     """A communicator that copies numpy arrays to a device, moves them from there, and copies results back.
 
-    So suites of numpy arrays try the operations of device arrays.  Arrays that are no arrays of numbers, which must be
-    refused, are passed on as they are.
+    So suites of numpy arrays test the operations of device arrays.  Arrays that are not numeric, which must be refused,
+    are passed on unchanged.
     """
 
     def __init__(self, communicator: Communicator, cluster: FakeCluster, device: int = 0) -> None:
@@ -78,7 +78,7 @@ class OnDevices:
         return self._communicator.rank
 
     def algorithms(self, operation: str) -> tuple[Name, ...]:
-        """Return the algorithms of device arrays; a barrier has none of them."""
+        """Return the algorithms for device arrays; a barrier has none of them."""
         return self._communicator.algorithms(operation) if operation == "barrier" else (Name("nccl"), Name("staged"))
 
     def subgroup(self, ranks: Iterable[int], **options: Any) -> OnDevices | None:
@@ -137,7 +137,7 @@ class OnDevices:
         return FakeDeviceArray.of(self._cluster, value, self._device)
 
     def _fetched(self, found: Any, into: Array | None) -> Any:
-        """Return a result as a numpy array, in ``into`` if given; what is no array of a device, as it is."""
+        """Return a device array as a numpy array, in ``into`` if given, and other results unchanged."""
         values = self._on_host(found)
         if values is None:
             return found
@@ -153,7 +153,7 @@ class OnDevices:
     def _call(
         self, start: Any, x: Any, *arguments: Any, out: Any = None, fresh: bool = False, **options: Any
     ) -> Coroutine[Any, Any, Any]:
-        """Start ``start`` on copies; the result comes back in ``out``, else in ``x`` unless it is a ``fresh`` one."""
+        """Call ``start`` on copies; the result is returned in ``out``, else in ``x`` unless it is a ``fresh`` one."""
         if out is not None:
             options["out"] = self._staged(out)
         call = start(self._staged(x), *arguments, **options)
@@ -169,5 +169,5 @@ class OnDevices:
 
 
 def _host_free(options: dict[str, Any]) -> dict[str, Any]:
-    """Return ``options`` without the name of an algorithm of the host."""
+    """Return ``options`` without the name of a host algorithm."""
     return {name: value for name, value in options.items() if name != "algorithm" or value in ("nccl", "staged", None)}

@@ -1,8 +1,8 @@
-"""Elastic worlds in one process, for tests: members are tasks, which can be killed, drained, and come later.
+"""Elastic worlds in one process, for tests: members are tasks, which can be killed, drained, and join later.
 
-What decides is what decides in production.  One host runs the agent (``HostAgent``), alone in a group whose only voter
+The decisions are made by production code.  One host runs the agent (``HostAgent``), alone in a group whose only voter
 never fails; its job has many slots.  The process of a slot is idle until ``start`` gives it a program, which runs as a
-task and gets its worlds from the agent over its pipe (``PipeWorlds``).  The processes and what connects them are
+task and gets its worlds from the agent over its pipe (``PipeWorlds``).  The processes and their connections are
 replaced (``task_slots.py``), and so is the disk with the votes.
 """
 
@@ -39,11 +39,11 @@ _LAST_CALL: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWorld:
-    """A world that the agent has announced; members have the names that they were started with."""
+    """A world that the agent has announced; members have the names with which they were started."""
 
     generation: int
     members: tuple[str, ...]
-    """In the order of their ranks."""
+    """The names of the members, in the order of their ranks."""
     lineage: Lineage
     decision: Decision
     change: WorldChange
@@ -52,9 +52,9 @@ class TaskWorld:
 class ElasticWorlds:
     """Runs members of an elastic job as tasks: ``async with ElasticWorlds(4) as worlds``.
 
-    ``size`` members make the first world: the agent gets their arrivals together.  ``start`` runs ``main(source)``,
-    which is ``ap.elastic(source=source)`` and what follows; members that are started later join.  The agent notices
-    that a member was killed ``notice`` seconds later.  At the end, members that run are killed.
+    ``size`` members form the first world: the agent gets their arrivals together.  ``start`` runs ``main(source)``,
+    that is, ``ap.elastic(source=source)`` and the rest of the program; members that are started later join.  The agent
+    notices a killed member ``notice`` seconds later.  At the end, running members are killed.
     """
 
     def __init__(self, size: int, *, notice: float = 0.0) -> None:
@@ -67,7 +67,7 @@ class ElasticWorlds:
         self._slots = TaskSlots(first=size, notice=notice)
         self._members: dict[str, TaskProcess] = {}
         self._names: dict[str, str] = {}
-        """The names of members, by those that the agent has given."""
+        """The names of members, by those that the agent has given them."""
         self._formed = asyncio.Event()
         self._service: WorldService | None = None
         self._agent: asyncio.Task[Any] | None = None
@@ -120,16 +120,16 @@ class ElasticWorlds:
         return process.task
 
     def kill(self, name: str) -> None:
-        """Make a member disappear as a killed process does: it sends nothing more, and runs no further."""
+        """Make a member disappear like a killed process: it sends nothing more, and runs no further."""
         if self.is_running(name):
             self._slots.kill(self._members[name])
 
     def drain(self, name: str) -> None:
-        """Make a member ask to leave at the end of a step, as a process does that gets SIGTERM."""
+        """Make a member ask to leave at the end of a step, like a process that gets SIGTERM."""
         self._members[name].source.ask_to_leave(lambda: None)
 
     def is_running(self, name: str) -> bool:
-        """Decide whether a member was neither killed nor has left."""
+        """Return whether a member was neither killed nor has left."""
         return name in self._members and self._members[name].is_running
 
     @property
@@ -138,17 +138,17 @@ class ElasticWorlds:
         return [name for name in self.worlds[-1].members if self.is_running(name)] if self.worlds else []
 
     async def formed(self, count: int) -> None:
-        """Wait until ``count`` worlds were announced."""
+        """Wait until ``count`` worlds have been announced."""
         while len(self.worlds) < count:
             self._formed.clear()
             await self._formed.wait()
 
     def name_of(self, member: str) -> str:
-        """Return the name that a member was started with, given the one in the messages of production."""
+        """Return the name with which a member was started, given its name in messages of production."""
         return self._names[member]
 
     def _announced(self, world: WorldAnnounced) -> None:
-        """Note a world that the members are about to get."""
+        """Record a world that the members are about to get."""
         if not world.members:  # all were lost
             return
         change = world.change
@@ -190,7 +190,7 @@ class _NoPeers:
     address = _HOST
 
     def serve(self, node: str, take: TakeFrame, answer: AnswerNewcomer) -> None:
-        """Do nothing: nobody connects."""
+        """Do nothing: no peer connects."""
 
     def connect(self, own: tuple[str, str], node: str, address: str, *, on_up: OnUp, on_down: OnDown) -> PeerConnection:
         del own, on_up, on_down

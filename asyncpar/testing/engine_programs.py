@@ -1,4 +1,4 @@
-"""Functions that the conformance suite of engines runs as ranks; each says what it has seen.
+"""Functions that the conformance suite of engines runs as ranks; each returns its observations.
 
 Those that need a world or an elastic job import it themselves: the others start in a third of the time.
 """
@@ -17,7 +17,7 @@ from asyncpar.core.observe.reporting import Reporter
 
 
 async def describe() -> dict[str, Any]:
-    """Return where this rank is, what others see of its secret, and the sum of all ranks, from a collective."""
+    """Return this rank's place, the visible traces of its secret, and the sum of all ranks, from a collective."""
     import numpy as np
 
     from asyncpar.node import init
@@ -39,7 +39,7 @@ async def describe() -> dict[str, Any]:
 
 
 def echo(value: object) -> object:
-    """Return what came."""
+    """Return ``value``."""
     return value
 
 
@@ -80,7 +80,7 @@ async def linger(folder: str) -> None:
 
 
 def ignore_interrupts(folder: str) -> None:
-    """Wait as ``linger`` does, without a world, until a kill."""
+    """Wait as ``linger`` does, without a world, until killed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     Path(folder, str(os.getpid())).touch()
@@ -96,7 +96,7 @@ def speak() -> None:
 
 
 def look_for_secret() -> dict[str, Any]:
-    """Return what others could see of the job's secret."""
+    """Return the parts of the job's secret that others could see."""
     path = Path(os.environ["ASYNCPAR_SECRET_FILE"])
     secret = path.read_bytes()
     shown = b"".join(Path(f"/proc/self/{name}").read_bytes() for name in ("cmdline", "environ"))
@@ -118,7 +118,7 @@ def fail_once() -> int:
 
 
 async def count_elastically(folder: str) -> list[int]:
-    """Count committed steps until there is a file ``end``; return how many there were, and how many were counted.
+    """Count committed steps until a file ``end`` exists; return the number of steps, and the count.
 
     Each rank writes ``STEP SIZE`` into a file of ``folder`` named by its process.
     """
@@ -145,7 +145,7 @@ async def count_elastically(folder: str) -> list[int]:
 
 
 def _write_place(path: Path, number: int, size: int) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file that appears whole or not at all."""
     draft = path.with_name(f".{path.name}")
     draft.write_text(f"{number} {size}")
     draft.replace(path)

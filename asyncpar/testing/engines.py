@@ -36,7 +36,7 @@ PATIENCE: Final = 60.0
 
 @dataclass
 class EngineOutput:
-    """What the caller has got of its ranks while they ran."""
+    """The output that the caller has received from its ranks while they ran."""
 
     text: str = ""
     errors: str = ""
@@ -45,16 +45,16 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What three ranks have seen, and what was left of them and of their files when the launch returned."""
+    """The reports of three ranks, and what was left of them and of their files when the launch returned."""
 
     ranks: list[dict[str, Any]]
     left: list[object]
 
 
 class EngineConformance(ABC):
-    """The suite.  Each test is one behaviour of a ``PlacementEngine``, as its callers see it.
+    """The suite.  Each test is one behaviour of a ``PlacementEngine``, as seen by its callers.
 
-    Tests that only look at what ranks have seen, or said, share a launch.
+    Tests that only inspect reports or output of ranks share a launch.
     """
 
     _described: ClassVar[_Described | None] = None
@@ -69,9 +69,9 @@ class EngineConformance(ABC):
         output: EngineOutput | None = None,
         **options: Any,
     ) -> list[Any]:
-        """Run ``function`` on ``ranks`` ranks, 3 at most, and fill ``output``; ``options`` are those of all engines."""
+        """Run ``function`` on ``ranks`` ranks, at most 3, and fill ``output``; ``options`` are those of all engines."""
 
-    # -- 1 to 3: where ranks are, and what they know of it
+    # -- 1 to 3: the places of ranks, and what they know of them -------------------------------------------------------
 
     async def test_values_come_in_the_order_of_ranks_each_from_a_process_of_its_own(self) -> None:
         seen = (await self._describe()).ranks
@@ -101,7 +101,7 @@ class EngineConformance(ABC):
 
         assert await self.launch(programs.add, asyncio.ensure_future(two()), 1, ranks=2) == [3, 1003]
 
-    # -- 4 and 5: ends that are not the good one
+    # -- 4 and 5: unsuccessful ends ------------------------------------------------------------------------------------
 
     async def test_the_first_failure_comes_first_with_its_cause(self) -> None:
         failed = await self._failure(programs.fail, 1, ranks=2)
@@ -128,7 +128,7 @@ class EngineConformance(ABC):
             assert launching.cancelled()
             assert not [pid for pid in pids if _is_running(pid)]
 
-    # -- 6 to 8: what comes back while ranks run, and what does not
+    # -- 6 to 8: output while ranks run, and its limits ----------------------------------------------------------------
 
     async def test_what_ranks_print_comes_to_the_caller(self) -> None:
         output = await self._speak()
@@ -147,7 +147,7 @@ class EngineConformance(ABC):
             assert secret["length"] >= 32
             assert not secret["is_shown"]
 
-    # -- 9 to 11: more than one job, one job more than once, and nothing after it
+    # -- 9 to 11: several jobs, one job repeatedly, and no remains -----------------------------------------------------
 
     async def test_two_jobs_at_once_do_not_meet(self) -> None:
         one, other = await asyncio.gather(
@@ -176,7 +176,7 @@ class EngineConformance(ABC):
     # -- inside
 
     async def _describe(self) -> _Described:
-        """Launch three ranks that describe what they see, once for all tests of a suite."""
+        """Launch three ranks that describe themselves, once for all tests of a suite."""
         suite = type(self)
         if suite._described is None:
             ranks = await self.launch(programs.describe, ranks=3, environment={"ENGINE_TEST": "given"})
@@ -227,7 +227,7 @@ class ElasticConformance(ABC):
     async def launch(
         self, function: Callable[..., Any], *arguments: Any, ranks: tuple[int, int], **options: Any
     ) -> list[Any]:
-        """Run ``function`` on ``ranks`` ranks, 3 at most; ``options`` are those of all engines."""
+        """Run ``function`` on ``ranks`` ranks, at most 3; ``options`` are those of all engines."""
 
     async def test_an_elastic_job_goes_on_when_a_rank_is_killed(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -281,7 +281,7 @@ class ElasticConformance(ABC):
 
 
 class GrowingConformance(ABC):
-    """The suite for engines whose places go and come while a job runs.  Before each test there are two places."""
+    """The suite for engines whose places come and go while a job runs.  Before each test there are two places."""
 
     @abstractmethod
     async def launch(
@@ -291,7 +291,7 @@ class GrowingConformance(ABC):
 
     @abstractmethod
     async def add_place(self) -> None:
-        """Give the engine one more place."""
+        """Add one more place to the engine."""
 
     @abstractmethod
     async def lose_place(self, pid: int) -> None:
@@ -316,7 +316,7 @@ class GrowingConformance(ABC):
 
 
 async def finish_counting(folder: str, launching: asyncio.Future[list[Any]], *, results: int) -> None:
-    """Let ``count_elastically`` end; no step was lost, and none was counted twice."""
+    """End ``count_elastically``, and check that no step was lost, and none was counted twice."""
     Path(folder, "end").touch()
     async with asyncio.timeout(PATIENCE):
         values = await launching
@@ -326,7 +326,7 @@ async def finish_counting(folder: str, launching: asyncio.Future[list[Any]], *, 
 
 
 async def ranks_of_world(folder: str, size: int, launching: asyncio.Future[Any]) -> list[int]:
-    """Wait until ``size`` ranks have seen a world of that size, newly, and return their processes."""
+    """Wait until ``size`` ranks have recently been in a world of that size, and return their processes."""
     now = time.time()
     async with asyncio.timeout(2 * PATIENCE):
         while True:
@@ -339,7 +339,7 @@ async def ranks_of_world(folder: str, size: int, launching: asyncio.Future[Any])
 
 
 def _is_running(pid: int) -> bool:
-    """Does process ``pid`` of this host run?"""
+    """Return whether process ``pid`` of this host runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

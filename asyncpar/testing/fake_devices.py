@@ -1,9 +1,9 @@
 """CUDA devices in the memory of this process: allocations, arrays, streams and events, for tests without a GPU.
 
 Theory of operation.  Addresses of devices are numbers from a range of their own, which nothing but a ``FakeCluster``
-can read.  Work that is given to a stream runs later: time on the devices goes on by one tick whenever somebody looks
-(asks for an event or for the state of a communicator), and each piece of work waits for a number of ticks drawn from a
-seeded generator.  So the order in which streams run is random, and the same again with the same seed.
+can read.  Work that is given to a stream runs later: time on the devices advances by one tick with each query (for an
+event or for the state of a communicator), and each piece of work waits for a number of ticks drawn from a seeded
+generator.  So the order in which streams run is random, and repeatable with the same seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StreamWork(Protocol):
     """A piece of work in a stream."""
 
     def step(self) -> bool:
-        """Try to run; is it over?"""
+        """Try to run; return whether it is complete."""
         ...
 
 
@@ -47,7 +47,7 @@ class _Simple:
 
 
 class _Wait:
-    """StreamWork that is over when an event has come."""
+    """StreamWork that is complete when an event has occurred."""
 
     def __init__(self, is_done: Callable[[], bool]) -> None:
         self._is_done = is_done
@@ -57,7 +57,7 @@ class _Wait:
 
 
 class FakeCluster:
-    """The devices that all ranks of a test see, and what was allocated on them."""
+    """The devices that all ranks of a test see, and their allocations."""
 
     def __init__(self, *, seed: int = 0, devices: int = 16, longest_delay: int = _LONGEST_DELAY) -> None:
         self.lock = threading.RLock()
@@ -65,21 +65,21 @@ class FakeCluster:
         self.devices = devices
         self.ticks = 0
         self.faults: list[str] = []
-        """What work on the devices did wrong: touched memory that was freed, for example."""
+        """Errors of work on the devices: access to freed memory, for example."""
         self.longest_delay = longest_delay
-        """So many ticks work waits at most once it is at the head of its stream."""
+        """The most ticks that work waits once it is at the head of its stream."""
         self._next = _FIRST_ADDRESS
         self._memory: dict[int, tuple[Array, int]] = {}
         self._streams: dict[int, deque[list[Any]]] = {}
         self._stream_devices: dict[int, int] = {}
         self._events: dict[int, tuple[int, set[int]]] = {}
-        """By event: how often it was recorded, and which of these records have not come, in whatever stream."""
+        """By event: how often it was recorded, and which of these records have not completed, in any stream."""
         self._event_devices: dict[int, int] = {}
         self._handles = 1000
         self.cliques: dict[bytes, Any] = {}
-        """What the ranks of a communicator share, by its unique id."""
+        """The state shared by the ranks of a communicator, by its unique id."""
         self.kernels: KernelLibrary[Any] | None = FakeKernels(self)
-        """What computes with arrays; None for a library that has no codecs."""
+        """The kernels that compute with arrays; None for a library that has no codecs."""
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class FakeCluster:
                 raise DeviceError(f"cudaFree: {address:#x} is not allocated")
 
     def memory(self, address: int, nbytes: int) -> Array:
-        """Return allocated memory as bytes.  Raises ``DeviceError`` for anything else, and keeps it as a fault."""
+        """Return allocated memory as bytes.  Raises ``DeviceError`` for other addresses, and records a fault."""
         if nbytes == 0:
             return np.empty(0, np.uint8)
         with self.lock:
@@ -108,24 +108,24 @@ class FakeCluster:
         raise DeviceError(self.faults[-1])
 
     def bytes_on(self, device: int) -> list[int]:
-        """Return the sizes of what was allocated on ``device``, -1 for pinned memory of the host, and not freed."""
+        """Return the sizes of allocations on ``device``, -1 for pinned memory of the host, that were not freed."""
         return [len(block) for block, on in self._memory.values() if on == device]
 
     @property
     def allocations(self) -> int:
-        """How many allocations were not freed."""
+        """The number of allocations that were not freed."""
         return len(self._memory)
 
     # -- streams and events ----------------------------------------------------------------------------------------
 
     @property
     def streams(self) -> int:
-        """How many streams were not destroyed."""
+        """The number of streams that were not destroyed."""
         return len(self._stream_devices)
 
     @property
     def events(self) -> int:
-        """How many events were not destroyed."""
+        """The number of events that were not destroyed."""
         return len(self._events)
 
     def handle(self) -> int:
@@ -140,7 +140,7 @@ class FakeCluster:
             return stream
 
     def destroy_stream(self, stream: int) -> None:
-        """Forget a stream; what is in it still runs, as on a device."""
+        """Forget a stream; work in it still runs, as on a device."""
         with self.lock:
             if self._stream_devices.pop(stream, None) is None:
                 raise DeviceError(f"cudaStreamDestroy: {stream} is no stream")
@@ -176,7 +176,7 @@ class FakeCluster:
         self.enqueue(stream, _Simple(lambda: coming.discard(number)))
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Wait for the record that is the last one now, whatever is recorded later."""
+        """Wait for the record that is currently the last one, whatever is recorded later."""
         with self.lock:
             number, coming = self._events[event]
         self.enqueue(stream, _Wait(lambda: number not in coming))
@@ -188,7 +188,7 @@ class FakeCluster:
             return number not in coming
 
     def enqueue(self, stream: int, work: StreamWork) -> None:
-        """Give ``work`` to ``stream``."""
+        """Append ``work`` to ``stream``."""
         with self.lock:
             if stream > 2 and stream not in self._stream_devices:
                 raise DeviceError(f"{stream} is no stream")
@@ -202,11 +202,11 @@ class FakeCluster:
         self.enqueue(stream, _Simple(run))
 
     def run(self, work: Callable[[], object], stream: int) -> None:
-        """Call ``work`` when ``stream`` comes to it, as a kernel."""
+        """Call ``work`` when ``stream`` reaches it, like a kernel."""
         self.enqueue(stream, _Simple(work))
 
     def tick(self) -> None:
-        """Let time on all devices go on."""
+        """Advance time on all devices."""
         with self.lock:
             self.ticks += 1
             busy = [queue for queue in self._streams.values() if queue]
@@ -222,24 +222,24 @@ class FakeCluster:
         try:
             is_over = head[1].step()
         except DeviceError:
-            is_over = True  # the fault is kept
+            is_over = True  # the fault is recorded
         if is_over:
             queue.popleft()
 
     def drop_work(self) -> None:
-        """Forget everything that is in streams and has not run."""
+        """Forget all work in streams that has not run."""
         with self.lock:
             for queue in self._streams.values():
                 queue.clear()
 
     def end_waits(self, stream: int) -> None:
-        """Let the work in ``stream`` begin now, however long it was to wait."""
+        """Let the work in ``stream`` begin now, whatever its delay."""
         with self.lock:
             for one in self._streams.get(stream, ()):
                 one[0] = 0
 
     def synchronize(self, stream: int, *, ticks: int = 10_000) -> bool:
-        """Let time go on until ``stream`` is empty; False if it is not after so many ticks: it hangs."""
+        """Advance time until ``stream`` is empty; return False if it is not after so many ticks: it hangs."""
         for _ in range(ticks):
             if not self._streams.get(stream):
                 return True
@@ -274,16 +274,16 @@ class FakeDeviceArray:
         return array
 
     def set(self, values: Array) -> None:
-        """Overwrite the array at once, beside all streams."""
+        """Overwrite the array at once, bypassing all streams."""
         self.cluster.memory(self.address, self.nbytes)[...] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
     def get(self) -> Array:
-        """Return the values as they are now, beside all streams."""
+        """Return the current values, bypassing all streams."""
         copied: Array = self.cluster.memory(self.address, self.nbytes).copy().view(self.dtype).reshape(self.shape)
         return copied
 
     def __float__(self) -> float:
-        """Return the only value, once the array's stream has come to it."""
+        """Return the only value, once the array's stream has reached it."""
         assert self.cluster.synchronize(self.stream), "its stream hangs"
         return float(self.get().reshape(()))
 
@@ -317,7 +317,7 @@ class FakeDeviceArray:
 
 @contextmanager
 def nothing_leaks(cluster: FakeCluster) -> Iterator[None]:
-    """Check that streams and events which are made in the block are destroyed in it, and that no work went wrong."""
+    """Check that streams and events made in the block are destroyed in it, and that no work failed."""
     before = cluster.streams, cluster.events
     yield
     assert (cluster.streams, cluster.events) == before, "streams or events were left behind"

@@ -1,9 +1,9 @@
 """NCCL in the memory of this process, with its semantics, for tests without a GPU.
 
-Communicators are nonblocking: they are complete when all ranks have called, and say so when they are asked; the first
-operation of each takes a while to begin.  An operation runs when the work of all ranks has come to the head of their
-streams, and hangs until then, for ever if a rank does not call it.  Errors surface later, when a communicator is asked
-for its state.  An aborted communicator stays aborted, and only its own rank learns of it.
+Communicators are nonblocking: they are complete when all ranks have called, and report so when they are queried; the
+first operation of each takes a while to begin.  An operation runs when the work of all ranks has reached the head of
+their streams, and hangs until then, forever if a rank does not call it.  Errors surface later, when a communicator's
+state is queried.  An aborted communicator stays aborted, and only its own rank learns of it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Clique:
 
 
 class _Launch:
-    """The work of one group of calls in a stream: all of them progress at once."""
+    """The work of one group of calls in a stream: all of them progress together."""
 
     def __init__(self, cluster: FakeCluster, parts: Sequence[tuple[_GivenPart, Callable[[], bool]]]) -> None:
         self._cluster = cluster
@@ -94,7 +94,7 @@ class FakeCommunicator:
         self._fabric, self._clique = fabric, clique
         self._cluster = fabric.cluster
         self.number = fabric.cluster.handle()
-        """Of all communicators of the cluster, in the order in which they were made."""
+        """Its number among all communicators of the cluster, in the order in which they were made."""
         self.rank, self.size, self.device = rank, clique.size, device
         self.is_aborted = False
         self.is_destroyed = False
@@ -130,14 +130,14 @@ class FakeCommunicator:
             return NcclResult.SUCCESS
 
     def _is_splitting(self) -> bool:
-        """Has this rank called a split that others have not?"""
+        """Return whether this rank has called a split that others have not."""
         return self._split is not None and len(self._clique.pending[self._split]["called"]) < self.size
 
     def get_last_error(self) -> str:
         return self._clique.text
 
     def fail_later(self, result: NcclResult) -> None:
-        """Let ``get_async_error`` return ``result`` from now on; operations hang."""
+        """Make ``get_async_error`` return ``result`` from now on; operations hang."""
         self._error = result
 
     def _check(self, what: str) -> None:
@@ -265,7 +265,7 @@ class FakeCommunicator:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def _progress(self, number: int) -> bool:
-        """Run collective ``number`` if all ranks are there and call the same; it hangs otherwise."""
+        """Run collective ``number`` if all ranks are there and make the same call; it hangs otherwise."""
         parts = self._clique.parts[number]
         if len(parts) < self.size or not all(part.has_arrived for part in parts.values()):
             return False
@@ -291,7 +291,7 @@ class FakeCommunicator:
 
 
 def _is_alive(part: _GivenPart) -> bool:
-    """Does the communicator of the rank that gave ``part`` work?"""
+    """Return whether the communicator of the rank that gave ``part`` works."""
     return part.comm is not None and not part.comm.is_aborted and part.comm._error is None
 
 
@@ -305,7 +305,7 @@ def _complete(clique: _Clique, members: Sequence[int]) -> None:
 
 
 def _run(cluster: FakeCluster, parts: Sequence[_GivenPart]) -> None:
-    """Move and combine the data of one collective of all ranks."""
+    """Move and combine the data of all ranks for one collective."""
     name, count, dtype, *more = parts[0].kind
     of = _numpy(dtype)
 
@@ -347,8 +347,8 @@ def _combined(op: NcclOp, values: Sequence[Array]) -> Array:
 class FakeFabric:
     """One rank's view of ``cluster``: devices ``visible``, by index there, on ``host``.
 
-    ``cut_off``: communicators over several hosts ``fail`` or ``hang`` on this rank, ``fail at first`` or ``hang at
-    first`` use, though nothing says that there is no route.
+    ``cut_off``: communicators over several hosts ``fail`` or ``hang`` on this rank, or ``fail at first`` or ``hang at
+    first`` use, although nothing indicates that there is no route.
     """
 
     name = "nccl"
@@ -375,9 +375,9 @@ class FakeFabric:
         self.shrinks = 0
         """How often a communicator of this rank was shrunk."""
         self.splits = 0
-        """How often one was split."""
+        """How often a communicator of this rank was split."""
         self.inits = 0
-        """How often one was made from a unique id."""
+        """How often a communicator was made from a unique id."""
         self.grouped: list[tuple[FakeCommunicator, int, _GivenPart, Callable[[], bool]]] = []
         self.cluster_communicators: set[FakeCommunicator] = set()
         """Communicators of this rank that were neither aborted nor destroyed."""

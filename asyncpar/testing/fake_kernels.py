@@ -1,4 +1,4 @@
-"""Kernels on the devices of a ``FakeCluster``: numpy's functions, which run when their stream comes to them."""
+"""Kernels on the devices of a ``FakeCluster``: numpy's functions, which run when their stream reaches them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeKernels(ArrayLibrary):
         super().__init__(np)
         self.name = "asyncpar"
         self.launches = 0
-        """How often work was put into a stream."""
+        """The number of times work was put into a stream."""
         self._cluster = cluster
 
     def view(self, array: DeviceArray) -> Array:

@@ -1,4 +1,4 @@
-"""Check a stage's backward pass against central finite differences, in float64."""
+"""Checks of a stage's backward pass against central finite differences, in float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def differentiate(function: Callable[[], float], array: Array) -> Array:
 
 
 def relative_error(got: Array, expected: Array) -> float:
-    """Return the norm of the difference over that of ``expected``."""
+    """Return the norm of the difference, divided by that of ``expected``."""
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 

@@ -1,4 +1,4 @@
-"""A world of a test that always ends: what hangs fails, with what each rank waits for."""
+"""A test's world that always ends: a hang is a failure that reports what each rank waits for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GuardedWorld:
     """A world of ``size`` ranks in this process that must end within ``timeout`` seconds of real time.
 
     ``async with`` opens it in a coroutine and yields the nodes; ``run`` runs a program on all ranks from a plain
-    function.  After ``timeout`` it is cancelled, also where code blocks the event loop of the main thread, and raises
+    function.  After ``timeout`` it is cancelled, even if code blocks the event loop of the main thread, and raises
     ``WorldHung``, whose message has the cycles of waits between ranks and the pending tasks of each.
     With ``virtual`` the clock of ``run`` is virtual (see ``run_virtual``): hours of waiting pass at once.
     Other ``options`` are those of ``local_world``: ``transport``, ``hosts``, ``pin``, ``arena``.
@@ -48,7 +48,7 @@ class GuardedWorld:
         self._is_virtual = virtual
         try:
             self._world: AbstractAsyncContextManager[tuple[Node, ...]] = local_world(size, **options)
-        except TypeError as error:  # an option that there is not
+        except TypeError as error:  # an unknown option
             raise UsageError(f"options: {str(error).removeprefix('local_world() ')}") from None
         self._nodes: tuple[Node, ...] = ()
         self._ranks: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
@@ -78,7 +78,7 @@ class GuardedWorld:
         self._unwatch(error)
 
     def _unwatch(self, error: BaseException | None) -> None:
-        """Stop the watchdog; raise what it found, if that is why ``error`` ends the world."""
+        """Stop the watchdog; raise its finding, if that is why ``error`` ends the world."""
         assert self._watchdog is not None
         self._watchdog.stop()
         if self._watchdog.hung is not None and isinstance(error, asyncio.CancelledError):
@@ -92,10 +92,10 @@ class GuardedWorld:
         return "\n".join([*(f"rank {rank}: {_brief(error)}" for rank, error in self._failures.items()), text])
 
     def run(self, program: Callable[[Node], Awaitable[T]]) -> list[T]:
-        """Await ``program(node)`` on every rank at the same time, and return what it returns, by rank.
+        """Await ``program(node)`` on every rank concurrently, and return the results by rank.
 
-        A rank on which it raises leaves the world, as if its process had ended, so that the others fail as well instead
-        of waiting.  What was raised first is raised here, with notes that name its rank and what the others raised.
+        A rank on which it raises leaves the world, as if its process had ended, so the others fail as well instead
+        of waiting.  The first error is raised, with notes that name its rank and the errors of the others.
         Call it without a running event loop.  Raises ``WorldHung`` if the world does not end in time.
         """
         with suppress(RuntimeError):
@@ -109,7 +109,7 @@ class GuardedWorld:
             except VirtualDeadlock as error:
                 raise WorldHung(f"{error}\n{self._describe(runner.get_loop())}") from None
         finally:
-            with suppress(VirtualDeadlock):  # of what is cancelled now; it was told
+            with suppress(VirtualDeadlock):  # of tasks that are cancelled now; it was reported
                 runner.close()
 
     async def _run(self, program: Callable[[Node], Awaitable[T]]) -> list[T]:
@@ -147,7 +147,7 @@ class GuardedWorld:
         order = list(self._failures)
         rank = next((each for each in order if not isinstance(self._failures[each], PeerError)), order[0])
         error = self._failures.pop(rank)
-        if not isinstance(error, Exception):  # pytest's way to skip a test, say
+        if not isinstance(error, Exception):  # pytest's way to skip a test, for instance
             raise error
         error.add_note(f"on rank {rank} of {self._size}")
         for other, what in sorted(self._failures.items()):
@@ -155,7 +155,7 @@ class GuardedWorld:
         raise error
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-        """Make a task that is known to belong to the rank whose task makes it."""
+        """Make a task that is attributed to the rank whose task makes it."""
         task = asyncio.Task(work, loop=loop, **options)
         rank = _RANK.get(None)
         if rank is not None:

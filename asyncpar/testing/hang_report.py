@@ -1,4 +1,4 @@
-"""A report on a world in this process that does not end: who waits for whom, cycles, and tasks by rank."""
+"""A report on a world in this process that does not end: waits between ranks, cycles, and tasks by rank."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from asyncpar.observe.stack_views import FrameView, ProcessStacks, TaskView
 from asyncpar.observe.stacks import await_chain, capture_threads, view_task
 
 RankTasks = Mapping[asyncio.Task[Any], int]
-"""The ranks of tasks, where they are known."""
+"""The ranks of tasks, if they are known."""
 
 NO_RANK: Final = -1
 _TRIES: Final = 5
 
 
 def describe_hang(nodes: Sequence[Node], loop: asyncio.AbstractEventLoop, known: RankTasks) -> str:
-    """Return as text what ``nodes``, which live on ``loop``, wait for: cycles and culprits first, then tasks by rank.
+    """Describe what ``nodes``, which live on ``loop``, wait for: cycles and culprits first, then tasks by rank.
 
-    It may be called from another thread: what changes meanwhile is looked at again.
+    It may be called from another thread: data that changes meanwhile is read again.
     """
     for attempt in range(_TRIES):
         with suppress(RuntimeError):
@@ -60,7 +60,7 @@ def _describe(nodes: Sequence[Node], loop: asyncio.AbstractEventLoop, known: Ran
 
 
 def _running_frames() -> tuple[FrameView, ...]:
-    """Return where the main thread is, from the event loop on; nothing if that is who asks."""
+    """Return the frames of the main thread, from the event loop on; none if it is the caller."""
     if threading.current_thread() is threading.main_thread():
         return ()
     frames = capture_threads()[0].frames
@@ -73,7 +73,7 @@ def _stacks(rank: int, tasks: Sequence[TaskView]) -> ProcessStacks:
 
 
 def find_rank(task: asyncio.Task[Any]) -> int:
-    """Return the rank with whose node, group or operation ``task`` works; ``NO_RANK`` if with none that is seen."""
+    """Return the rank whose node, group or operation ``task`` uses; ``NO_RANK`` if none is found."""
     for frame in await_chain(task.get_coro()):
         for value in list(frame.f_locals.values()):
             match value:
@@ -117,7 +117,7 @@ def _pending(node: Node) -> list[Operation]:
 
 
 def _where(tasks: Sequence[TaskView]) -> str:
-    """Return what a rank does that waits in no collective."""
+    """Return the activity of a rank that waits in no collective."""
     for task in tasks:
         if task.user_frame is not None:
             verb = "runs" if task.is_running else f"waits for {task.waits}" if task.waits else "waits"

@@ -1,4 +1,4 @@
-"""Synthetic jobs: what launchers tell of a job of any size, second by second, for tests of whatever shows jobs."""
+"""Synthetic jobs: the reports of launchers on a job of any size, second by second, for tests of displays of jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LETTERS = (
 
 
 class Trouble(StrEnum):
-    """What befalls a synthetic job from second 40 on; ``rounds`` takes them in turn, 20 s each, with pauses."""
+    """The faults of a synthetic job from second 40 on; ``rounds`` takes them in turn, 20 s each, with pauses."""
 
     NOTHING = "nothing"
     LATE = "late"
@@ -51,7 +51,7 @@ class Trouble(StrEnum):
 class SyntheticJob:
     """A training job of ``size`` ranks, ``per_host`` on each host.
 
-    ``trouble`` befalls it from second 40 on; an equal ``seed`` gives an equal job.
+    ``trouble`` affects it from second 40 on; an equal ``seed`` gives an equal job.
     """
 
     def __init__(self, size: int, *, per_host: int = 8, trouble: Trouble = Trouble.NOTHING, seed: int = 0) -> None:
@@ -205,7 +205,7 @@ class SyntheticJob:
         )
 
     def _asks(self, rank: int) -> tuple[AskSummary, ...]:
-        """Return calls of a sampler on rank 0, which asks a store on the last rank."""
+        """Return calls of a sampler on rank 0 to a store on the last rank."""
         if rank % 4 == 1:
             return (AskSummary(rank=0, actor="sampler", endpoint="draw", seconds=0.4, site="data.py:88", call=7),)
         if rank or self._size == 1:
@@ -241,7 +241,7 @@ class SyntheticJob:
 def record_pipeline(
     stages: int, *, micro_batches: int, chunks: int = 1, runs: int = 1, schedule: str = ""
 ) -> list[PipelineSummary]:
-    """Return what the ranks of a pipeline tell of their last runs, in which a forward pass takes 7 ms.
+    """Return the reports of the ranks of a pipeline on their last runs, in which a forward pass takes 7 ms.
 
     ``schedule`` is the name of one ("": one forward, one backward, interleaved for several ``chunks`` on a rank).
     """

@@ -1,4 +1,4 @@
-"""Conformance of lanes, first half: how frames travel."""
+"""Conformance of lanes, first half: the transport of frames."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ class LaneDelivery(LaneSuite):
             here, there = RecordingEvents(lend_for=lend_for_the_last), RecordingEvents(lend_for=lend_for_the_last)
             pair.one.start(here)
             pair.other.start(there)
-            payload = pattern(self.large)  # more than the channel holds, both ways, before anybody reads
+            payload = pattern(self.large)  # more than the channel holds, both ways, before either side reads
             sendings = [lane.send(*frame(tag, payload)) for tag in range(4) for lane in (pair.one, pair.other)]
             for lane in (pair.one, pair.other):
                 lane.send(*frame(4, b"end", kind=FrameKind.EAGER))

@@ -1,4 +1,4 @@
-"""Conformance of lanes, second half: how channels end."""
+"""Conformance of lanes, second half: the end of channels."""
 
 from __future__ import annotations
 

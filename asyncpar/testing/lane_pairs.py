@@ -19,12 +19,12 @@ from asyncpar.net.wire.frame import FrameHeader, FrameKind
 S = TypeVar("S", bound="LaneSuite")
 
 PATIENCE_SECONDS = 20.0
-"""How long a suite waits for what must happen."""
+"""Seconds that a suite waits for an event that must happen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePair:
-    """Two connected lanes that are not started, and how to cut the channel between them as a failing network would."""
+    """Two connected lanes that are not started, and a function that cuts their channel like a failing network."""
 
     one: Lane
     other: Lane
@@ -64,7 +64,7 @@ class RecordingEvents:
         return [header.tag for header, _ in self.frames]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until ``is_so``; raises ``TimeoutError`` if that takes too long."""
+        """Wait until ``is_so`` returns True; raise ``TimeoutError`` if that takes too long."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not is_so():
                 self._changed.clear()
@@ -85,7 +85,7 @@ def frame(tag: int, payload: bytes | bytearray, *, kind: FrameKind = FrameKind.B
 
 
 def pattern(length: int, seed: int = 0) -> bytes:
-    """Return ``length`` bytes in which a shift, a swap or a repetition shows; another ``seed``: others."""
+    """Return ``length`` bytes in which a shift, a swap or a repetition shows; they differ by ``seed``."""
     words = np.arange(min(1021, length // 4 + 1), dtype="<u4") * np.uint32(2654435761) + np.uint32(seed)
     block = words.tobytes()
     return (block * (length // len(block) + 1))[:length]
@@ -99,7 +99,7 @@ async def finished(sending: Sending | None) -> None:
 
 
 def on_loop(scenario: Callable[[S], Coroutine[Any, Any, None]]) -> Callable[[S], None]:
-    """Make a test of a scenario: run it on a loop of the suite's choosing."""
+    """Make a test of a scenario: run it on a loop chosen by the suite."""
 
     @functools.wraps(scenario)
     def run(self: S) -> None:
@@ -110,13 +110,13 @@ def on_loop(scenario: Callable[[S], Coroutine[Any, Any, None]]) -> Callable[[S],
 
 
 class LaneSuite(ABC):
-    """Tests of a lane: where the lanes come from, and on which loop they run."""
+    """Tests of a lane: the factory of its lanes, and the loop on which they run."""
 
     large: ClassVar[int] = 16 * 1024 * 1024
-    """More bytes than a channel holds by itself; a lane whose channels hold less is tried faster with less."""
+    """More bytes than a channel holds by itself; a lane whose channels hold less is tested faster with less."""
 
     has_back_pressure: ClassVar[bool] = True
-    """Is a sender held back while its receiver does not read?  (Inside a process, delivery is immediate instead.)"""
+    """Whether a sender is held back while its receiver does not read.  (Inside a process, delivery is immediate.)"""
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop to run on; override it to test on uvloop."""
@@ -124,4 +124,4 @@ class LaneSuite(ABC):
 
     @abstractmethod
     def connect(self) -> AbstractAsyncContextManager[LanePair]:
-        """Make a connected pair; the context closes whatever is left of it."""
+        """Make a connected pair; the context closes everything that is left of it."""

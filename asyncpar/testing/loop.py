@@ -1,8 +1,8 @@
 """An event loop on virtual time: a test that waits an hour takes a millisecond, and always the same one.
 
 When nothing is ready to run, the clock jumps to the next timer.  Real file descriptors and threads still work, but time
-does not pass while they are waited for; a loop with neither a timer nor a ready callback and no registered file would
-sleep for ever, and raises ``VirtualDeadlock``, a ``RuntimeError``, instead (a deadlock in the test).
+does not pass while they are awaited; a loop with neither a timer nor a ready callback and no registered file would
+sleep forever, and raises ``VirtualDeadlock``, a ``RuntimeError``, instead (a deadlock in the test).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A selector loop whose ``time()`` starts at 0 and advances only when all tasks wait."""
+    """A selector loop whose ``time()`` starts at 0 and advances only while all tasks wait."""
 
     clock_domain = "virtual"
-    """The name of the clock of ``time()``: other than in real time, events are recorded by it."""
+    """The name of the clock of ``time()``, by which events are recorded instead of real time."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -72,16 +72,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run as the base class does; the clock stands still while the call runs."""
+        """Do the same as the base class; the clock stands still while the call runs."""
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
         self._threads += 1
         future.add_done_callback(self._thread_ended)
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Shut it down as the base class, which waits for a thread of its own; the clock stands still meanwhile.
+        """Shut it down like the base class, which waits for a thread of its own; the clock stands still meanwhile.
 
-        However long it takes: ``timeout`` has no meaning here.
+        There is no limit: ``timeout`` has no meaning here.
         """
         self._threads += 1
         try:

@@ -21,7 +21,7 @@ from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.testing.codec_samples import expect, norm
 
 SHAPES: tuple[tuple[int, ...], ...] = ((40, 30), (7,), (), (0, 5), (33, 2, 9), (3, 3), (1, 100), (50, 1), (4, 0), (0,))
-"""Matrices and what looks like some: of one row, of one column, of nothing."""
+"""Matrices and special shapes: of one row, of one column, empty ones."""
 
 _SIZE = sum(map(prod, SHAPES))
 _RANKS = 3
@@ -35,7 +35,7 @@ class Ranks:
         self.encoders: list[RoundEncoder] = [codec.encoder(shapes) for _ in range(count)]
 
     def step(self, values: Sequence[Values], residuals: Sequence[Values] | None = None) -> list[Values]:
-        """Take a step up to its commit and return what each rank comes to; ``residuals`` become what is lost."""
+        """Take a step up to its commit and return the result of each rank; ``residuals`` receive the loss."""
         self.begin(values, residuals)
         for index in range(len(self.encoders[0].messages)):
             self.advance(index)
@@ -244,7 +244,7 @@ def _draw(seed: int) -> Values:
 
 
 def _gradients(step: int) -> list[Values]:
-    """Return the ranks' gradients of a step: they have something in common."""
+    """Return the ranks' gradients of a step, which share a common part."""
     return [_draw(100 + step) + _draw(1000 * (rank + 1) + step) for rank in range(_RANKS)]
 
 

@@ -53,8 +53,7 @@ class TaskProcess:
 class TaskSlots:
     """See ``SlotProcesses``; processes are idle until ``run`` gives them a program.
 
-    The agent gets the arrivals of the ``first`` members together, and notices after ``notice`` seconds that one was
-    killed.
+    The agent gets the arrivals of the ``first`` members together, and notices a killed one after ``notice`` seconds.
     """
 
     def __init__(self, *, first: int, notice: float) -> None:
@@ -63,7 +62,7 @@ class TaskSlots:
         self._notice = notice
         self._first = first
         self._arriving: dict[TaskPipe, JoinWorld] | None = {}
-        """The arrivals of the first members, until all are there; None afterwards."""
+        """The arrivals of the first members, until all have arrived; None afterwards."""
         self._feed: Callable[[SlotEvent], None] = lambda _: None
         self._processes: list[TaskProcess] = []
         self._fabrics: dict[int, InprocFabric] = {}
@@ -108,7 +107,7 @@ class TaskSlots:
     # -- for pipes -----------------------------------------------------------------------------------------------------
 
     def pass_on(self, pipe: TaskPipe, message: RankMessage) -> None:
-        """Pass a message to the agent, behind those before; the arrivals of the first members go together."""
+        """Pass a message to the agent, behind all earlier ones; the arrivals of the first members go together."""
         arriving = self._arriving
         if arriving is None or not isinstance(message, JoinWorld):
             self._send(pipe, message)
@@ -124,7 +123,7 @@ class TaskSlots:
         asyncio.get_running_loop().call_soon(self._feed, RankSaid(pipe.member, decode_rank_line(encode_line(message))))
 
     def shelf(self, member: str) -> SnapshotShelf:
-        """Return what a member gives to joining ones.  Raises ``PeerLost`` if it is gone."""
+        """Return the snapshots that a member gives to joining ones.  Raises ``PeerLost`` if it is gone."""
         found = (one.pipe.shelf for one in self._processes if one.pipe.member == member and one.is_running)
         shelf = next(found, None)
         if shelf is None:
@@ -154,7 +153,7 @@ class TaskSlots:
                 )
 
     def signal(self, slot: int, number: int) -> None:
-        """Kill a process; one with a program has the grace after SIGTERM to end by itself."""
+        """Kill a process; one with a program has the grace period after SIGTERM to end by itself."""
         for process in self._processes:
             if process.slot == slot and (number == signal.SIGKILL or process.task is None):
                 self.kill(process)
@@ -167,11 +166,11 @@ class TaskSlots:
 
 
 class TaskPipe:
-    """See ``RankPipe``; the way of a task to the agent on the same loop."""
+    """See ``RankPipe``; the connection of a task to the agent on the same loop."""
 
     def __init__(self, slots: TaskSlots, member: str) -> None:
         self.member = member
-        """The name that the agent has given."""
+        """The name that the agent has given it."""
         self.is_closed = False
         """Whether the member has left."""
         self.is_gone = False
@@ -184,7 +183,7 @@ class TaskPipe:
         self._fabric: InprocFabric | None = None
 
     def deliver(self, message: AgentMessage) -> None:
-        """Take a message of the agent: it waits until the pipe is open."""
+        """Take a message of the agent; it waits until the pipe is open."""
         if self._take is None:
             self._early.append(message)
         elif self.is_open:
@@ -245,7 +244,7 @@ class TaskPipe:
 
 
 class TaskDonor:
-    """A member that joining ones get the state from."""
+    """A member that gives the state to joining ones."""
 
     def __init__(self, slots: TaskSlots, name: str) -> None:
         self.name = name

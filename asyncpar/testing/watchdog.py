@@ -1,8 +1,8 @@
-"""A limit of time that also holds where the event loop does not run any more.
+"""A time limit that also holds when the event loop no longer runs.
 
-Theory of operation.  A thread waits for the limit.  Then it asks the loop to cancel the task that is watched, with a
-report that is made on the loop; if the loop does not answer, because code blocks it, the thread makes the report, and
-interrupts the main thread by a signal whose handler raises.  What does not end by that is interrupted again.
+Theory of operation.  A thread waits for the limit.  Then it asks the loop to cancel the watched task, with a report
+that is made on the loop; if the loop does not answer, because code blocks it, the thread makes the report, and
+interrupts the main thread by a signal whose handler raises.  Code that does not end by that is interrupted again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Final
 from asyncpar.errors import AsyncparError
 
 ANSWER_SECONDS: Final = 1.0
-"""How long the loop may take to answer."""
+"""Seconds that the loop may take to answer."""
 
 GRACE_SECONDS: Final = 5.0
-"""How long a cancelled world may take to end before the main thread is interrupted."""
+"""Seconds that a cancelled world may take to end before the main thread is interrupted."""
 
 
 class WorldHung(AsyncparError, TimeoutError):  # noqa: N818
-    """A world of a test did not end in time; the message has the waits between its ranks, and the tasks of each."""
+    """A test's world did not end in time; the message has the waits between its ranks, and the tasks of each."""
 
 
 class Watchdog:
-    """Watches the task in which it is made; ``stop`` it.  ``hung`` is the error, once the limit has passed.
+    """Watches the task in which it is made until ``stop``.  ``hung`` is the error, once the limit has passed.
 
     ``describe`` makes the report.
     """
@@ -51,7 +51,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more.  Idempotent."""
+        """Stop watching.  Idempotent."""
         self._over.set()
         self._thread.join()
         if self._is_main and self._before is not None:
@@ -85,5 +85,5 @@ class Watchdog:
         if self._is_interrupting and self.hung is not None:
             self._is_interrupting = False
             raise self.hung
-        if callable(self._before):  # somebody else's alarm, such as that of pytest-timeout
+        if callable(self._before):  # another library's alarm, such as that of pytest-timeout
             self._before(number, frame)

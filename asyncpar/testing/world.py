@@ -36,12 +36,12 @@ async def local_world(
 ) -> AsyncIterator[tuple[Node, ...]]:
     """Yield the nodes of a world of ``size`` ranks in this process, and stop them all at the end.
 
-    ``transport`` is ``inproc`` (frames are handed over in memory; the only one for ``run_virtual``), or ``shm`` (Unix
-    sockets; for ranks of one host), ``tcp`` or ``grpc`` (real sockets on loopback), or None: what a launched job uses.
-    ``hosts`` names the host that each rank pretends to be on (default: all on one), ``pin`` pins algorithms.
-    With ``shm`` and None the ranks of a host share memory, too, unless ``arena`` is false.  ``generation`` is the
-    world's: pass another one to a world that follows.  With ``trace`` the timeline of all ranks is printed at the end:
-    what each did, and when (``asyncpar.observe.timeline``); in virtual time it is the same in every run.
+    ``transport`` is ``inproc`` (frames are passed in memory; the only one for ``run_virtual``), ``shm`` (Unix sockets;
+    for ranks of one host), ``tcp`` or ``grpc`` (real sockets on loopback), or None for the choice of a launched job.
+    ``hosts`` names the host that each rank pretends to be on (default: all on one), ``pin`` pins algorithms.  With
+    ``shm`` and None the ranks of a host share memory, too, unless ``arena`` is false.  ``generation`` is the world's:
+    pass a different one to a world that follows.  With ``trace`` the timeline of all ranks is printed at the end: the
+    events of each, with their times (``asyncpar.observe.timeline``); in virtual time it is the same in every run.
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")

@@ -1,8 +1,8 @@
 """Deterministic simulation: production code on virtual time, with seeded schedules and faults.
 
-``simulate`` runs a program; everything above lanes and RPC is the code that runs in production.  ``loop`` says how the
-seed decides, ``patches`` what replaces the machine's clocks, random words and threads, ``network`` and ``lane`` what
-goes between nodes, ``faults`` what can go wrong, ``safeguards`` how to show that a simulation would find a missing one.
+``simulate`` runs a program; everything above lanes and RPC is production code.  ``loop`` explains how the seed decides,
+``patches`` what replaces the machine's clocks, random words and threads; ``network`` and ``lane`` are the traffic
+between nodes, ``faults`` the possible faults, and ``safeguards`` shows that a simulation would find a missing one.
 """
 
 from asyncpar.testing.simulation.faults import KINDS, Fault, draw_faults

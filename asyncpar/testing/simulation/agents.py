@@ -1,7 +1,7 @@
 """Agents of a simulation: production hosts, with ranks as processes of their own on the same nodes.
 
-What runs is what runs in production: consensus, the leader's decisions, the machine of a host's ranks, the dialogue
-over a rank's pipe.  The network between agents, the pipes, the processes and the files of votes are simulated.
+Production code runs: consensus, the leader's decisions, the machine of a host's ranks, the dialogue over a rank's pipe.
+The network between agents, the pipes, the processes and the files of votes are simulated.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from asyncpar.testing.simulation.process import Health, SimulatedProcess
 from asyncpar.testing.simulation.rank_pipe import PipeDirection, SimulatedRankPipe
 
 RankMain = Callable[[SimulatedProcess, PipeWorlds], Coroutine[Any, Any, bool]]
-"""Runs a rank in its process; returns whether it has ended well."""
+"""Runs a rank in its process; returns whether it ended successfully."""
 
 NOTICE_SECONDS: Final = 0.02
-"""Within how many seconds a host notices the end of a process."""
+"""The most seconds until a host notices the end of a process."""
 LOOK_SECONDS: Final = 0.1
-"""Within how many seconds a host sees that a process is stopped."""
+"""The most seconds until a host notices that a process is stopped."""
 AGAIN_SECONDS: Final = 1.0
-"""After so many seconds an agent that the others have gone on without comes again."""
+"""Seconds until an agent that the others have gone on without joins again."""
 LEAVE_SECONDS: Final = 30.0
-"""What ranks have to leave at the end of a step; the default of ``asyncpar agent --grace``."""
+"""Seconds that ranks have to leave at the end of a step; the default of ``asyncpar agent --grace``."""
 _OPEN_SECONDS: Final = 0.1
 
 
@@ -137,7 +137,7 @@ class SimulatedSlots:
             self._to_agent.call(self.ended, running.process, -number)
 
     def ended(self, process: SimulatedProcess, returncode: int) -> None:
-        """Report the end of a process, in the agent's."""
+        """Report the end of a process; runs in the agent's process."""
         slot = next((slot for slot, running in self._running.items() if running.process is process), None)
         if slot is None:
             return
@@ -157,7 +157,7 @@ class SimulatedSlots:
         self._feed(RankGone(slot, end))
 
     def look(self, process: SimulatedProcess) -> None:
-        """Report that a process is stopped, or goes on; in the agent's."""
+        """Report that a process is stopped, or goes on; runs in the agent's process."""
         for slot, running in list(self._running.items()):
             if running.process is process and not process.is_dead:
                 self._feed(RankSilent(slot, "is stopped") if process.health is Health.PAUSED else RankResumed(slot))
@@ -192,7 +192,7 @@ class QuietHost:
 class SimulatedAgents:
     """The agents of a job on all nodes of ``cluster``; ``main`` runs each of its ranks.
 
-    Node 0 founds the group.  So many ``witnesses``, on nodes of their own that never fail, vote and have no ranks.
+    Node 0 founds the group.  ``witnesses`` is the number of further nodes, which never fail, vote, and have no ranks.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class SimulatedAgents:
         self.main = main
         self.dice = Random(f"{seed} lanes")
         self.end: JobEnd | None = None
-        """How the job has ended, once an agent knows."""
+        """The end of the job, once an agent knows."""
         self.on_rank: Callable[[SimulatedProcess], None] = lambda _: None
         """Called with each process of a rank that starts."""
         self.on_over: Callable[[], None] = lambda: None
@@ -218,15 +218,15 @@ class SimulatedAgents:
         spare = [SimulatedDisk(Random(f"{seed} disk of witness {number}")) for number in range(witnesses)]
         self._disks = [*cluster.disks, *spare]
         self._slots: dict[SimulatedProcess, SimulatedSlots] = {}
-        """By the process of a rank."""
+        """The slots of each rank's process."""
         self._hosts: dict[SimulatedProcess, HostAgent] = {}
-        """By the process of an agent."""
+        """The host agent of each agent's process."""
         self._over: dict[int, SimulatedProcess] = {}
-        """The agents, by node, that have nothing to do any more: the job is over."""
+        """By node, the agents that have nothing more to do: the job is over."""
         self._awaited: set[int] = set()
         """Nodes whose agent is about to start again."""
         self.dead: set[int] = set()
-        """Nodes of which a process has died by a fault."""
+        """Nodes of which a process has died from a fault."""
 
     # -- agents ----------------------------------------------------------------------------------------------------
 
@@ -242,14 +242,14 @@ class SimulatedAgents:
             self.cluster.launch(node, self._live, role=AGENT)
 
     def is_over(self, node: int) -> bool:
-        """Is the job over for ``node``, or is it off?"""
+        """Return whether the job is over for ``node``, or the node is off."""
         agent = self.cluster.living(node, AGENT)
         if agent is None:
             return node not in self._awaited
         return self._over.get(node) is agent
 
     async def _live(self, process: SimulatedProcess) -> None:
-        """Do what an agent does, and come again whenever the others have gone on without it."""
+        """Run the agent, which joins again whenever the others have gone on without it."""
         node = process.node
         assert node is not None
         nodes = self.cluster.size + self.cluster.helpers
@@ -270,7 +270,7 @@ class SimulatedAgents:
             await asyncio.sleep(AGAIN_SECONDS)
 
     def leave(self, node: int) -> None:
-        """Let the ranks of ``node`` leave, and its agent end, as SIGTERM does; one that begins ends at once."""
+        """Make the ranks of ``node`` leave, and its agent end, as SIGTERM does; an agent that is starting ends now."""
         process = self.cluster.living(node, AGENT)
         if process is not None:
             self.cluster.loop.schedule(process, self.cluster.loop.now, self._terminate, process)
@@ -283,7 +283,7 @@ class SimulatedAgents:
             agent.leave("got SIGTERM", grace=LEAVE_SECONDS)
 
     def _gone(self, process: SimulatedProcess) -> None:
-        """Let an agent end by itself."""
+        """Make an agent end by itself."""
         self.cluster.kill(process)
         self.died(process)
         self.on_over()
@@ -323,7 +323,7 @@ class SimulatedAgents:
             await service.stop()
 
     async def _watch(self, process: SimulatedProcess, service: WorldService, agent: HostAgent) -> None:
-        """Open the job, if nobody has, and see when it is over."""
+        """Open the job, if no other agent has, and watch for its end."""
         content = encode_record(self.job)
         node = process.node
         assert node is not None
@@ -344,12 +344,12 @@ class SimulatedAgents:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def started(self, process: SimulatedProcess, slots: SimulatedSlots) -> None:
-        """Note the process of a rank."""
+        """Record the process of a rank."""
         self._slots[process] = slots
         self.on_rank(process)
 
     def died(self, process: SimulatedProcess) -> None:
-        """Handle the death of a process by a fault: ranks end with their agent, which notices their ends."""
+        """Handle the death of a process from a fault: ranks end with their agent, which notices their ends."""
         if process.node is not None:
             self.dead.add(process.node)
         slots = self._slots.pop(process, None)
@@ -362,7 +362,7 @@ class SimulatedAgents:
                 self.cluster.kill(rank)
 
     def stopped(self, process: SimulatedProcess) -> None:
-        """Handle the stop of a process, or its end: the agent of a rank sees it, unless it is stopped, too."""
+        """Handle the stop or the end of a process: the agent of a rank notices it, unless it is stopped, too."""
         slots = self._slots.get(process)
         if slots is not None:
             patience = STOPPED_PATIENCE if process.health is Health.PAUSED else 0.0

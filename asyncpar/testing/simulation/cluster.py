@@ -1,4 +1,4 @@
-"""The machines of a simulation: processes on nodes, their disks, and faults that happen to them."""
+"""The machines of a simulation: processes on nodes, their disks, and the faults that affect them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from asyncpar.testing.simulation.process import Health, SimulatedProcess
 from asyncpar.testing.simulation.trace import Trace
 
 Program = Callable[[SimulatedProcess], Coroutine[Any, Any, Any]]
-"""What a process runs."""
+"""The program of a process."""
 
 AGENT: Final = "agent"
 """The role of the process that runs the others of its node."""
 
 _BOOT_SECONDS: Final = 0.01
-"""How long the start of a process takes at least."""
+"""The most seconds that the start of a process takes."""
 
 
 class SimulatedCluster:
     """``size`` nodes.  ``launch`` starts a process on one.
 
-    ``on_death`` is called with every process that dies by a fault, ``on_stop`` with every one that is paused
-    or goes on, ``on_restart`` with a node that has to run what it runs, and ``on_leave`` with one that is to leave.
+    ``on_death`` is called with every process that dies from a fault, ``on_stop`` with every one that is paused or goes
+    on, ``on_restart`` with a node that has to run its programs again, and ``on_leave`` with one that is to leave.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class SimulatedCluster:
         self.disks = [SimulatedDisk(Random(f"{seed} disk {node}")) for node in range(size)]
         self.dice = Random(f"{seed} cluster")
         self.processes: list[SimulatedProcess] = []
-        """All processes that ever were, in the order of their start."""
+        """All processes so far, in the order of their start."""
         self.helpers = 0
-        """Nodes behind those that fail: they never do, but can be out of reach."""
+        """The number of further nodes, which never fail, but can be unreachable."""
         self.happened: list[Fault] = []
         self._trace = trace
         self.on_death: Callable[[SimulatedProcess], None] = lambda _: None
@@ -56,7 +56,7 @@ class SimulatedCluster:
         self.on_restart: Callable[[int], None] = lambda _: None
         self.on_leave: Callable[[int], None] = lambda _: None
         self._healings: dict[Fault, Callable[[], None]] = {}
-        """Faults that last, with what ends them."""
+        """Lasting faults, with the functions that end them."""
         self._incarnations = defaultdict[tuple[int, str], int](int)
 
     # -- processes -------------------------------------------------------------------------------------------------
@@ -92,24 +92,24 @@ class SimulatedCluster:
         return [process for process in found if process is not None]
 
     def kill(self, process: SimulatedProcess, *, is_told: bool = True) -> None:
-        """End ``process`` at once; it runs nothing any more.  ``is_told``: its machine resets its connections."""
+        """End ``process`` at once; it runs nothing more.  ``is_told``: its machine resets its connections."""
         if not process.is_dead:
             self.loop.kill(process)
             self.network.bury(process, is_told=is_told)
 
     def say(self, node: int, text: str) -> None:
-        """Keep what a process of ``node`` prints in the trace."""
+        """Record the output of a process of ``node`` in the trace."""
         self._trace.event(self.loop.now, text.encode(), lambda: f"node {node} prints: {text}")
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
-        """Let ``faults`` happen at their times."""
+        """Schedule ``faults`` at their times."""
         for fault in faults:
             self.loop.schedule(self.loop.outside, fault.at, self.inject, fault)
 
     def inject(self, fault: Fault) -> None:
-        """Let ``fault`` happen now."""
+        """Inject ``fault`` now."""
         self._trace.event(self.loop.now, repr(fault).encode(), lambda: repr(fault))
         self.happened.append(fault)
         heal = getattr(self, f"_{fault.kind}")(fault)
@@ -118,20 +118,20 @@ class SimulatedCluster:
             self.loop.schedule(self.loop.outside, self.loop.now + fault.seconds, self.heal, fault)
 
     def heal(self, fault: Fault) -> None:
-        """End ``fault``, if it lasts still."""
+        """End ``fault``, if it still lasts."""
         end = self._healings.pop(fault, None)
         if end is not None:
             self._trace.event(self.loop.now, f"end of {fault!r}".encode(), lambda: f"end of {fault!r}")
             end()
 
     def settle(self, core: frozenset[int]) -> None:
-        """Heal what concerns only nodes of ``core``, now; whatever else lasts is permanent from now on."""
+        """Heal faults that affect only nodes of ``core``, now; all other lasting faults are permanent from now on."""
         for fault in list(self._healings):
             if core.issuperset(fault.nodes):
                 self.heal(fault)
             else:
                 del self._healings[fault]
-                if fault.kind == "clog" and fault.peer is not None:  # for good: then a network is silent
+                if fault.kind == "clog" and fault.peer is not None:  # a permanently clogged network is silent
                     self.network.silence(fault.node, fault.peer)
 
     def _kill(self, fault: Fault) -> None:

@@ -18,11 +18,11 @@ from asyncpar.testing.simulation.network import SimulatedNetwork
 from asyncpar.testing.simulation.process import SimulatedProcess
 
 AGREEMENT_SECONDS: Final = 10.0
-"""How long an accepted dial may take to come."""
+"""Seconds within which an accepted dial must arrive."""
 
 
 class SimConnector(Connector):
-    """Connects the rank in ``process`` to ranks of the same world; ``node_of`` says on which node a rank is."""
+    """Connects the rank in ``process`` to ranks of the same world; ``node_of`` maps a rank to its node."""
 
     def __init__(
         self, network: SimulatedNetwork, process: SimulatedProcess, dice: Random, *, node_of: Callable[[int], int]
@@ -43,7 +43,7 @@ class SimConnector(Connector):
         self._network.serve("connect lane", self._accept)
 
     def leave(self) -> None:
-        """Accept no more dials, and answer those that wait for a world that never came."""
+        """Accept no more dials, and answer those that wait for a world that never formed."""
         self._network.withdraw("open link")
         self._network.withdraw("connect lane")
         self._joined.set()
@@ -103,7 +103,7 @@ class SimConnector(Connector):
             negotiator.end_dial(rank)
 
     async def _wait_for_peer(self, links: Links, rank: int) -> None:
-        """Wait a while for the lane that the peer connects, and see that the peer is still there."""
+        """Wait a while for the lane that the peer connects, and check that the peer is still there."""
         self._news.clear()
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -144,7 +144,7 @@ class SimConnector(Connector):
         self._negotiator.take(terms)
 
     async def _accept(self, dial: tuple[SimLane, LinkTerms]) -> None:
-        """Adopt the other end of a lane, if its terms are those that were agreed on: what the handshake proves."""
+        """Adopt the other end of a lane, if its terms are those agreed on, which the handshake proves in production."""
         lane, shown = dial
         assert self._links is not None
         assert self._negotiator is not None
@@ -164,7 +164,7 @@ class SimConnector(Connector):
 
 
 def check_terms(agreed: LinkTerms | None, shown: LinkTerms) -> None:
-    """Raise ``AuthenticationError`` unless the dialer shows what was agreed on, as ``Handshake`` does."""
+    """Raise ``AuthenticationError`` unless the dialer shows the agreed terms, as ``Handshake`` does."""
     if agreed is None or agreed.encode() != shown.encode():
         raise AuthenticationError("the link's terms are not those that were agreed on")
 
@@ -175,7 +175,7 @@ def _unreachable(rank: int, error: OSError) -> PeerLost:
 
 
 def own_terms(proposal: Proposal, agreed: LinkTerms) -> LinkTerms:
-    """Return the terms as the dialer knows them."""
+    """Return the terms from the dialer's view."""
     return LinkTerms(
         job=proposal.job,
         generation=proposal.generation,

@@ -1,4 +1,4 @@
-"""The disk of a simulated node: what was not synced is lost when the machine goes down, and the last write may be torn.
+"""The disk of a simulated node: unsynced data is lost when the machine goes down, and the last write may be torn.
 
 The methods are those that files of voters need (see ``net/membership``).  All raise ``OSError``.
 """
@@ -19,18 +19,18 @@ class SimulatedFile:
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
         self.synced: bytes | None = None
-        """What is on the disk for certain; None: not even the file's name."""
+        """The content that is certainly on the disk; None: not even the file's name."""
 
 
 class SimulatedDisk:
-    """The files of one node, by name.  ``capacity``: how many bytes fit, None for no limit."""
+    """The files of one node, by name.  ``capacity`` is its size in bytes, None for no limit."""
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
         self._files: dict[str, SimulatedFile] = {}
         self.capacity: int | None = None
         self.is_broken = False
-        """Do writes and syncs fail?"""
+        """Whether writes and syncs fail."""
 
     def read(self, name: str) -> bytes:
         """Return all of the file ``name``.  Raises ``FileNotFoundError``."""
@@ -39,20 +39,20 @@ class SimulatedDisk:
         return bytes(self._files[name].content)
 
     def append(self, name: str, data: bytes) -> None:
-        """Add ``data`` at the end of the file, which is made if need be; durable after ``sync``."""
+        """Append ``data`` to the file, which is created if necessary; durable after ``sync``."""
         if self._is_muted():
             return
         self._check_room(name, len(data))
         self._files.setdefault(name, SimulatedFile()).content += data
 
     def truncate(self, name: str, size: int) -> None:
-        """Drop what is behind the first ``size`` bytes; durable after ``sync``."""
+        """Drop everything after the first ``size`` bytes; durable after ``sync``."""
         if not self._is_muted():
             self._check_room(name, 0)
             del self._files[name].content[size:]
 
     def sync(self, name: str) -> None:
-        """Make what was written durable before this returns."""
+        """Make all writes so far durable before this returns."""
         if not self._is_muted():
             self._check_room(name, 0)
             self._files[name].synced = bytes(self._files[name].content)
@@ -65,7 +65,7 @@ class SimulatedDisk:
             self._files[name].synced = bytes(data)
 
     def lose_unsynced(self) -> None:
-        """Do what a power failure does: of what was appended since the last sync, a drawn part is left."""
+        """Simulate a power failure: of data appended since the last sync, a drawn part is left."""
         for name, file in list(self._files.items()):
             if file.synced is None and self._dice.random() < 1 / 2:
                 del self._files[name]
@@ -86,6 +86,6 @@ class SimulatedDisk:
 
     @staticmethod
     def _is_muted() -> bool:
-        """Is the process that writes dead?"""
+        """Return whether the process that writes is dead."""
         process = CURRENT.get()
         return process is not None and process.is_dead

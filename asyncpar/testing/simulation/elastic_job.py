@@ -20,7 +20,7 @@ from asyncpar.testing.simulation.process import SimulatedProcess
 ElasticMain = Callable[[], Awaitable[Any]]
 
 MEET_SECONDS: Final = 2.0
-"""How long agents have to form a group before the job, and all faults, begin."""
+"""Seconds that agents have to form a group before the job, and all faults, begin."""
 
 _SOURCE: Final[ContextVar[WorldSource]] = ContextVar("asyncpar simulated worlds")
 
@@ -28,7 +28,7 @@ _SOURCE: Final[ContextVar[WorldSource]] = ContextVar("asyncpar simulated worlds"
 class SimulatedElasticJob(JobRecord):
     """Runs ``main()``, which uses ``ap.elastic``, on every node.
 
-    A rank whose process dies starts again, as a job's does; a job all of whose ranks have died ends.
+    A rank whose process dies starts again, as in a real job; a job all of whose ranks have died ends.
     """
 
     def __init__(self, cluster: SimulatedCluster, main: ElasticMain, *, seed: object, witnesses: int) -> None:
@@ -41,7 +41,7 @@ class SimulatedElasticJob(JobRecord):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Let ``ap.elastic`` find the worlds of the process that it is called in."""
+        """Let ``ap.elastic`` find the worlds of the process in which it is called."""
         saved = elastic_job._default_source
         elastic_job._default_source = _SOURCE.get
         try:
@@ -60,7 +60,7 @@ class SimulatedElasticJob(JobRecord):
         self.changed.set()
 
     def ended(self, process: SimulatedProcess) -> None:
-        """Handle the death of a process by a fault."""
+        """Handle the death of a process from a fault."""
         self.agents.died(process)
         self.changed.set()
 

@@ -1,4 +1,4 @@
-"""Faults as data: which there are, how they are drawn from a seed, and how they are checked."""
+"""Faults as data: their kinds, drawing them from a seed, and checking them."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ DRAWN: Final = (
     "slow",
     "clock",
 )
-"""The kinds that are drawn unless others are asked for."""
+"""The kinds that are drawn by default."""
 
 _LONGEST_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong ``at`` a virtual time; ``KINDS`` says what each kind means.
+    """A fault ``at`` a virtual time; ``KINDS`` explains each kind.
 
-    ``peer``: the other node, for faults between two; ``seconds``: for how long; ``factor``: how much.
+    ``peer``: the other node, for faults between two; ``seconds``: the duration; ``factor``: the magnitude.
     """
 
     at: float
@@ -91,7 +91,7 @@ class Fault:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The nodes that it is about."""
+        """The nodes that it affects."""
         return (self.node,) if self.peer is None else (self.node, self.peer)
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Fault:
 
 
 def check_faults(faults: Iterable[object], size: int) -> tuple[Fault, ...]:
-    """Return ``faults`` in the order of their times.  Raises ``UsageError`` for what is none, or of no node there."""
+    """Return ``faults`` in the order of their times.  Raises ``UsageError`` for invalid ones, and for unknown nodes."""
     checked = []
     for fault in faults:
         if not isinstance(fault, Fault):

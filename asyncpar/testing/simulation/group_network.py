@@ -1,4 +1,4 @@
-"""The network of agents on a simulated one: connections that keep their order, break, and repeat what was sent."""
+"""The network of agents on a simulated one: connections that keep their order, break, and repeat messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_SECONDS: Final = 3.0
 
 
 def address_of(node: int) -> str:
-    """Return where the agent of a node serves."""
+    """Return the address at which the agent of a node serves."""
     return f"node{node}:1"
 
 
@@ -35,7 +35,7 @@ def running() -> SimulatedProcess:
 
 
 class GroupEnd:
-    """One end of a connection, of which the network knows; ``lost`` is told when it breaks."""
+    """One end of a connection registered with the network; ``lost`` is set when it breaks."""
 
     def __init__(self, network: SimulatedNetwork, process: SimulatedProcess, peer: SimulatedProcess) -> None:
         self.process = process
@@ -64,7 +64,7 @@ class GroupEnd:
 
 
 class SimulatedPeer:
-    """See ``PeerConnection``: what ``GroupPeer`` is over gRPC."""
+    """See ``PeerConnection``; the counterpart of ``GroupPeer`` over gRPC."""
 
     def __init__(
         self, network: SimulatedNetwork, own: tuple[str, str], node: str, address: str, on_up: OnUp, on_down: OnDown
@@ -89,7 +89,7 @@ class SimulatedPeer:
             self._write(frame)
 
     async def close(self) -> None:
-        self._is_closing = True  # what was sent arrives
+        self._is_closing = True  # messages that were sent arrive
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -97,7 +97,7 @@ class SimulatedPeer:
         assert self._pipe is not None
         target = self._pipe.target
         if target.is_dead and not self._network.is_down(node_at(self.address)) and self._end is not None:
-            self._network.loop.call_soon(self._end.reset, RESET)  # its kernel knows of no such connection
+            self._network.loop.call_soon(self._end.reset, RESET)  # its kernel knows no such connection
         self._network.record(self._pipe, frame)
         self._network.send(self._pipe, frame)
 
@@ -127,7 +127,7 @@ class SimulatedPeer:
             for frame in waiting:
                 self._write(frame)
             await own.lost
-            return False  # whether it is gone shows when it is connected to again
+            return False  # whether it is gone shows at the next connection attempt
         finally:
             if not self._is_closing:
                 self._network.close_pipe(self._pipe)
@@ -137,7 +137,7 @@ class SimulatedPeer:
 
 
 class SimulatedGroupNetwork:
-    """See ``GroupNetwork``; for the process that runs."""
+    """See ``GroupNetwork``; for the running process."""
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network

@@ -1,4 +1,4 @@
-"""A job of fixed size in a simulation: ranks that meet, run the program on their nodes, and start anew together."""
+"""A job of fixed size in a simulation: ranks that meet, run the program on their nodes, and restart together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncpar.testing.simulation.process import SimulatedProcess
 Main = Callable[[Node], Awaitable[Any]]
 
 MEET_SECONDS: Final = 60.0
-"""How long ranks wait for each other in the beginning."""
+"""Seconds for which ranks wait for each other in the beginning."""
 
 _EXITED = "it exited before the world was complete"
 
@@ -36,23 +36,23 @@ class JobRecord:
         self.changed = asyncio.Event()
 
     def has_ended(self, process: SimulatedProcess) -> bool:
-        """Is it dead, or has its program ended?"""
+        """Return whether ``process`` is dead, or its program has ended."""
         return process.is_dead or process in self.results or process in self.errors
 
     def excuses(self, process: SimulatedProcess, error: BaseException) -> bool:  # noqa: ARG002
-        """Is it right that the program of ``process`` ended with ``error``?"""
+        """Return whether it is right that the program of ``process`` ended with ``error``."""
         return False
 
     def failure(self) -> BaseException | None:
-        """Return how the job as a whole has failed, if it has."""
+        """Return the failure of the job as a whole, None if there is none."""
         return None
 
     def is_over(self, nodes: frozenset[int]) -> bool:
-        """Have the newest processes on ``nodes`` all ended?"""
+        """Return whether the newest processes on ``nodes`` have all ended."""
         return all(self.has_ended(process) for process in self.ranks if process.node in nodes)
 
     async def record(self, process: SimulatedProcess, main: Coroutine[Any, Any, Any]) -> None:
-        """Run the program of ``process`` and keep what it returns or raises."""
+        """Run the program of ``process`` and record its result or error."""
         try:
             self.results[process] = await main
         except BaseException as error:  # the caller of the simulation judges it
@@ -67,8 +67,8 @@ class JobRecord:
 class SimulatedJob(JobRecord):
     """Runs ``main(node)`` on ``size`` ranks, one on each node of ``cluster``.
 
-    When a node is started again, all ranks that can be reached are killed and the job begins anew in the next
-    generation, as a launcher does; a paused rank lives on, and wakes in an old world.
+    When a node is started again, all reachable ranks are killed and the job begins anew in the next
+    generation, as with a launcher; a paused rank lives on, and wakes in an old world.
     """
 
     def __init__(self, cluster: SimulatedCluster, main: Main, *, seed: object, pin: str | None = None) -> None:
@@ -82,7 +82,7 @@ class SimulatedJob(JobRecord):
         self.generation = 0
 
     def installed(self) -> AbstractContextManager[None]:
-        """Put nothing in place: nothing is needed."""
+        """Do nothing: no patches are needed."""
         return nullcontext()
 
     def begin(self) -> None:
@@ -106,7 +106,7 @@ class SimulatedJob(JobRecord):
         self.changed.set()
 
     def ended(self, process: SimulatedProcess) -> None:
-        """Handle the death of a process by a fault."""
+        """Handle the death of a process from a fault."""
         for generation, met in self._met.items():
             if process.node not in self._here[generation] and not met.done():
                 met.set_exception(PeerLost(f"rank {process.node}: {_EXITED}", rank=process.node, cause=_EXITED))

@@ -1,8 +1,8 @@
 """The lane of a simulation: production framing over a simulated connection.
 
-Bytes are made and read by what every byte lane uses: ``FrameSealer`` numbers and seals, ``SendQueue`` keeps what the
-connection cannot take yet in the sender's memory, ``FrameReader`` and ``FrameVerifier`` take it apart.  Only the socket
-is simulated: at most a window of bytes is under way, and what arrives is sometimes cut in two.
+Bytes are written and read by the parts of every byte lane: ``FrameSealer`` numbers and seals, ``SendQueue`` keeps the
+data that the connection cannot take yet in the sender's memory, ``FrameReader`` and ``FrameVerifier`` parse and verify.
+Only the socket is simulated: at most a window of bytes is in transit, and arriving data is sometimes cut in two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asyncpar.testing.simulation.process import SimulatedProcess
 
 FLUSH_SECONDS: Final = 1.0
 CUT_CHANCE: Final = 0.05
-"""How often what arrives comes in two pieces."""
+"""The probability that arriving data comes in two pieces."""
 
 _CLOSED = "the peer closed the connection"
 
@@ -141,11 +141,11 @@ class SimLane(Lane):
         return self._peer.process.node
 
     def say_reset(self) -> None:
-        """Let the other end learn, behind what was sent, that this one is dead."""
+        """Notify the other end, behind all data sent so far, that this one is dead."""
         self._say_end(RESET)
 
     def receive(self, piece: bytes | str) -> None:
-        """Take what has arrived: bytes, or the reason for which there are no more."""
+        """Take arriving bytes, or the reason for which there are no more."""
         if not self._is_open:
             if isinstance(piece, bytes):  # no process is there: a kernel answers with a reset
                 self._say_end(RESET)
@@ -172,14 +172,14 @@ class SimLane(Lane):
             self._feed(piece[:place])
 
     def acknowledge(self, count: int) -> None:
-        """Note that the peer has read ``count`` bytes."""
+        """Record that the peer has read ``count`` bytes."""
         self._room += count
         if self._writer.waiting_bytes:
             when = self._loop.now + self._network.conditions.latency
             self._loop.schedule(self.process, when, self._pump)
 
     def reset(self, cause: str = RESET) -> None:
-        """End this side at once, as a network does; the other is not told."""
+        """End this side at once, as a network does; the other is not notified."""
         if self._is_open:
             self._end(cause)
 
@@ -187,7 +187,7 @@ class SimLane(Lane):
 
     @property
     def _is_read_away(self) -> bool:
-        """Is what comes read only to be dropped?"""
+        """Whether arriving data is only read to be dropped."""
         return self._is_leaving or self._flushed is not None
 
     def _feed_rest(self) -> None:
@@ -204,7 +204,7 @@ class SimLane(Lane):
             self._refuse(error)
 
     def _refuse(self, error: ProtocolError) -> None:
-        """End the lane after bytes that break the protocol; the owner says to the peer why, over this lane."""
+        """End the lane after bytes that violate the protocol; the owner sends the reason to the peer over this lane."""
         cause = f"{DAMAGED}: sim lane: {error}" if isinstance(error, FrameDamaged) else f"protocol error: {error}"
         events = self._events
         self._stop_reading()
@@ -225,7 +225,7 @@ class SimLane(Lane):
         self._network.send(self._out, piece)
 
     def _pump(self) -> None:
-        """Write what waits, as far as there is room."""
+        """Write waiting data, as far as there is room."""
         if not self._is_open:
             return
         while self._room > 0 and self._writer.waiting_bytes:
@@ -243,7 +243,7 @@ class SimLane(Lane):
             self._network.send(self._out, cause)
 
     def _end(self, cause: str) -> None:
-        """End the channel, and tell the owner once."""
+        """End the channel, and notify the owner once."""
         if self._reader is not None and not self._reader.is_between_frames and cause == _CLOSED:
             cause = "the peer closed the connection in the middle of a frame"
         self._broken = self._broken or cause

@@ -1,17 +1,16 @@
-"""The loop of a simulation: one thread, many processes, virtual time, and a seed that decides what may be decided.
+"""The loop of a simulation: one thread, many processes, virtual time, and a seed that makes all free choices.
 
 Theory of operation.  Every callback belongs to the process in whose context it runs.  Each process has a queue of its
-own that is served in order, as asyncio promises; which process gets its turn next, how timers of one moment are
-ordered, and whether a process that has become ready is held up for a moment (as an operating system does) is drawn from
-the seed.  A turn runs what was ready at its beginning, as one iteration of asyncio's loop does.  When nothing is ready
-the clock jumps to the next timer.
+own that is served in order, as asyncio promises; the seed determines which process gets its turn next, how timers of
+one moment are ordered, and whether a process that has become ready is held up for a moment (as by an operating system).
+A turn runs the callbacks that were ready at its beginning, as one iteration of asyncio's loop does.  When nothing is
+ready the clock jumps to the next timer.
 
 A paused process keeps its queue and gets no turns; nor does a dead one, so nothing of it runs again, not even its
 ``finally`` blocks, until everything is over (``bury``).  A clock that runs at another rate is a matter of conversion:
 timers are kept in true time.
 
-Futures and tasks hash by a number in the order of their making: a set of them is iterated in the same order in
-every run.
+Futures and tasks hash by their number in order of creation: a set of them is iterated in the same order in every run.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 HOLD_UP_CHANCE: Final = 0.1
-"""How often a process that becomes ready is held up."""
+"""The probability that a process that becomes ready is held up."""
 
 HOLD_UP_SECONDS: Final = 300e-6
-"""For how long at most."""
+"""The longest such delay, in seconds."""
 
 _CLOSING_SECONDS: Final = 0.02
-"""What async generators have to be closed in: each is closed as a task, which frees the next one."""
+"""Seconds for closing async generators: each is closed as a task, which frees the next one."""
 
 _FEW_CANCELLED: Final = 100
 _COLLECT_EVERY: Final = 200_000
@@ -66,13 +65,13 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class _OwnTimer(asyncio.TimerHandle):
-    """A timer that a process has set itself; others are the simulator's."""
+    """A timer that a process has set itself; others belong to the simulator."""
 
     __slots__ = ()
 
 
 class SimulationLoop(VirtualTimeLoop):
-    """A loop that runs simulated processes.  ``trace`` is told of every turn."""
+    """A loop that runs simulated processes.  ``trace`` records every turn."""
 
     def __init__(self, seed: object, trace: Trace) -> None:
         self._dice = Random(f"{seed} schedule")
@@ -85,11 +84,11 @@ class SimulationLoop(VirtualTimeLoop):
         self._numbers = count(1)
         self._steps = 0
         self.notes: list[Any] = []
-        """What processes have noted."""
+        """The notes of processes."""
         self._grave: list[asyncio.Task[Any]] = []
         self.lockstep = LockstepThreads(self)
         self.owners: WeakKeyDictionary[asyncio.Task[Any], SimulatedProcess] = WeakKeyDictionary()
-        """The processes of tasks."""
+        """The process of each task."""
         super().__init__()
         self.set_task_factory(self._make_task)
 
@@ -105,11 +104,11 @@ class SimulationLoop(VirtualTimeLoop):
         return self._now
 
     def begin_before(self, seconds: float) -> None:
-        """Let true time begin so many ``seconds`` before 0.0, at which faults are planned."""
+        """Let true time begin ``seconds`` before 0.0, the origin of planned faults."""
         self._now = -seconds
 
     def set_clock(self, process: SimulatedProcess, rate: float) -> None:
-        """Let the clock of ``process`` run at ``rate`` from now on; its timers go by it."""
+        """Let the clock of ``process`` run at ``rate`` from now on; its timers follow it."""
         timers = [(process.local_time(entry[0]), entry) for entry in self._queue if entry[4] is process]
         process.offset = process.local_time(self._now) - rate * self._now
         process.rate = rate
@@ -118,12 +117,12 @@ class SimulationLoop(VirtualTimeLoop):
         heapq.heapify(self._queue)
 
     def block(self, seconds: float) -> None:
-        """Do what ``time.sleep`` does to the process that runs: it does nothing else for ``seconds``."""
+        """Do what ``time.sleep`` does to the running process: it does nothing else for ``seconds``."""
         process = CURRENT.get()
         if process is not None and seconds > 0.0:
             process.ahead += seconds
 
-    # -- what asyncio asks of a loop -------------------------------------------------------------------------------
+    # -- the interface of asyncio loops --------------------------------------------------------------------------------
 
     def call_soon(
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
@@ -176,26 +175,26 @@ class SimulationLoop(VirtualTimeLoop):
     def schedule(
         self, process: SimulatedProcess, when: float, callback: Callable[[*Args], object], *args: *Args
     ) -> asyncio.TimerHandle:
-        """Let ``process`` call ``callback`` at ``when`` in true time."""
+        """Make ``process`` call ``callback`` at ``when`` in true time."""
         timer = asyncio.TimerHandle(when, callback, args, self, process.context)
         self._push(when, timer, process)
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
     def timers(self, process: SimulatedProcess) -> list[asyncio.TimerHandle]:
-        """Return the timers that ``process`` has set, and which are neither due nor cancelled."""
+        """Return the timers that ``process`` has set, and that are neither due nor cancelled."""
         own = (entry[3] for entry in sorted(self._queue, key=lambda entry: entry[:3]) if entry[4] is process)
         return [timer for timer in own if isinstance(timer, _OwnTimer) and not timer.cancelled()]
 
     def kill(self, process: SimulatedProcess) -> None:
-        """Let ``process`` never run again."""
+        """Prevent ``process`` from ever running again."""
         process.health = Health.DEAD
-        self._grave.extend(asyncio.all_tasks(self))  # one that is freed would run its ``finally`` blocks
+        self._grave.extend(asyncio.all_tasks(self))  # a freed task would run its ``finally`` blocks
 
     def bury(self, seconds: float) -> None:
-        """Cancel all tasks and let them end, those of the dead, too, for ``seconds`` at most.
+        """Cancel all tasks and let them end, those of dead processes included, for at most ``seconds``.
 
-        The async generators that they were in are closed after them, as ``asyncio.run`` does.
+        Their async generators are closed after them, as ``asyncio.run`` does.
         """
         tasks = sorted(asyncio.all_tasks(self), key=hash)
         for task in tasks:
@@ -214,7 +213,7 @@ class SimulationLoop(VirtualTimeLoop):
         self.run_until_complete(wait())
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        """Close a generator that nobody refers to, as asyncio does, unless the simulation is over before."""
+        """Close an unreferenced generator, as asyncio does, unless the simulation ends first."""
         self._asyncgens.discard(agen)  # type: ignore[attr-defined]
         if not self.is_closed():
             self.call_soon(self._close_generator, agen)
@@ -277,7 +276,7 @@ class SimulationLoop(VirtualTimeLoop):
             self._runnable.append(process)
 
     def _run_once(self) -> None:
-        """Give one process its turn, or let time pass."""
+        """Give one process its turn, or advance time."""
         runnable = self._runnable
         if not runnable:
             self._advance()
@@ -303,7 +302,7 @@ class SimulationLoop(VirtualTimeLoop):
             self._make_runnable(process)
 
     def _advance(self) -> None:
-        """Move the clock to the next timer, and make ready what is due then."""
+        """Move the clock to the next timer, and make due callbacks ready."""
         queue = self._queue
         while queue and queue[0][3]._cancelled:
             heapq.heappop(queue)

@@ -1,9 +1,9 @@
-"""The network of a simulation: routes between nodes, what travels on them, and how they fail.
+"""The network of a simulation: routes between nodes, the traffic on them, and their faults.
 
-A route goes one way, from one node to another.  What is sent over it arrives after a drawn latency and the time that
-its bytes take; a *pipe*, one direction of a connection, keeps its order.  A route can be *clogged* (what is sent waits
-until that is over, and no node notices) or *silent* (the same, but the other end is not heard either: connections over
-it end after ``link_timeout``, calls fail, single messages are lost).
+A route goes one way, from one node to another.  Traffic on it arrives after a drawn latency and the time that its bytes
+take; a *pipe*, one direction of a connection, keeps its order.  A route can be *clogged* (traffic waits until that is
+over, and no node notices) or *silent* (the same, but nothing is received from the other end either: connections over it
+end after ``link_timeout``, calls fail, single messages are lost).
 
 Messages and calls are for what real programs do by RPC; lanes are made by ``connect`` (see ``lane``).
 """
@@ -29,10 +29,10 @@ RESET: Final = "the connection broke: Connection reset by peer"
 
 _INSTANT: Final = 1e-9
 _RETRANSMISSION_SECONDS: Final = 0.2
-"""How long after the end of a blockage what waited for it may arrive."""
+"""The most seconds from the end of a blockage until held traffic arrives."""
 
 _RECORDED: Final = 32
-"""How many of the last pieces between two nodes are kept, to be sent again."""
+"""The number of last pieces between two nodes that are kept, to be sent again."""
 
 Service = Callable[[Any], Awaitable[Any]]
 
@@ -72,7 +72,7 @@ class SimulatedRoute:
         self.slowness = 1.0
         self.pipes: dict[SimulatedPipe, None] = {}
         self.waiting: list[Callable[[], None]] = []
-        """Calls that go on when the route is free."""
+        """Continuations of calls that wait for the route to be free."""
 
     @property
     def is_blocked(self) -> bool:
@@ -90,11 +90,11 @@ class ConnectionEnd(Protocol):
         ...
 
     def reset(self, cause: str) -> None:
-        """End this side at once; the other is not told."""
+        """End this side at once; the other is not notified."""
         ...
 
     def say_reset(self) -> None:
-        """Let the other end learn, behind what was sent, that this one is dead."""
+        """Notify the other end, behind all data sent so far, that this one is dead."""
         ...
 
 
@@ -106,12 +106,12 @@ class SimulatedPipe:
     source: SimulatedProcess
     target: SimulatedProcess
     deliver: Callable[[bytes | str], None]
-    """Takes what arrives: bytes, or the reason for which nothing follows."""
+    """Takes arriving bytes, or the reason for which nothing follows."""
     last: float = -math.inf
     held: deque[bytes | str] = field(default_factory=deque)
     is_closed: bool = False
     is_checked: bool = False
-    """Does it find damaged bytes itself, and ask for them again?"""
+    """Whether it detects damaged bytes itself, and requests them again."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class SimulatedNetwork:
         self.loop = loop
         self.conditions = conditions
         self.recorded: dict[tuple[int, int], deque[bytes]] = {}
-        """The last pieces that went from node to node, over whichever connection."""
+        """The last pieces that went from node to node, over any connection."""
         self._trace = trace
         self._dice = Random(f"{seed} network")
         self._routes: dict[tuple[int, int], SimulatedRoute] = {}
@@ -138,7 +138,7 @@ class SimulatedNetwork:
         self._down: set[int] = set()
         self._is_muted = False
         self._unheard: dict[tuple[int, int], float] = {}
-        """Pairs of nodes that do not hear each other, and since when."""
+        """Pairs of nodes that receive nothing from each other, and since when."""
         self._calls: dict[asyncio.Future[Any], _Call] = {}
         self.lanes: dict[ConnectionEnd, None] = {}
         """The ends of connections that are open."""
@@ -146,27 +146,27 @@ class SimulatedNetwork:
     # -- routes ----------------------------------------------------------------------------------------------------
 
     def route(self, source: int | None, target: int | None) -> SimulatedRoute:
-        """Return what is between two nodes."""
+        """Return the route between two nodes."""
         assert source is not None
         assert target is not None
         return self._routes.setdefault((source, target), SimulatedRoute())
 
     def clog(self, source: int, target: int) -> None:
-        """Let what is sent from one node to the other wait until ``unclog``."""
+        """Hold all traffic from one node to the other until ``unclog``."""
         self.route(source, target).clogs += 1
 
     def unclog(self, source: int, target: int) -> None:
-        """Let what has waited go on, unless something else is in the way."""
+        """Release held traffic, unless another blockage remains."""
         self.route(source, target).clogs -= 1
         self._free(self.route(source, target))
 
     def silence(self, source: int, target: int) -> None:
-        """Let nothing get from one node to the other until ``end_silence``."""
+        """Let nothing pass from one node to the other until ``end_silence``."""
         self.route(source, target).silences += 1
         self._note_silence(source, target)
 
     def end_silence(self, source: int, target: int) -> None:
-        """Let things through again; what was sent meanwhile is sent again."""
+        """Let traffic pass again; data sent meanwhile is sent again."""
         route = self.route(source, target)
         route.silences -= 1
         if not self._is_unheard(source, target):
@@ -174,29 +174,29 @@ class SimulatedNetwork:
         self._free(route)
 
     def take_down(self, node: int, others: Iterable[int]) -> None:
-        """Let ``node`` answer nothing any more, not even with a refusal: its machine is off."""
+        """Make ``node`` unresponsive, not even refusing connections: its machine is off."""
         self._down.add(node)
         for other in others:
             self._note_silence(node, other)
 
     def is_down(self, node: int) -> bool:
-        """Is its machine off?"""
+        """Return whether the machine of ``node`` is off."""
         return node in self._down
 
     def put_up(self, node: int) -> None:
-        """Let the machine of ``node`` answer again."""
+        """Make the machine of ``node`` respond again."""
         self._down.discard(node)
         for pair in [pair for pair in self._unheard if node in pair and not self._is_unheard(*pair)]:
             del self._unheard[pair]
 
     def reset(self, node: int, other: int, *, is_half: bool = False) -> None:
-        """Break the connections between two nodes; with ``is_half`` only ``node`` learns of it now."""
+        """Break the connections between two nodes; with ``is_half`` only ``node`` notices it now."""
         for lane in self._lanes_between(node, other):
             if not is_half or lane.process.node == node:
                 self.loop.call_soon(lane.reset, RESET, context=lane.process.context)
 
     def replay(self, source: int, target: int) -> None:
-        """Let the target get again something that the source has sent it, over whichever connection."""
+        """Deliver an earlier piece from the source to the target again, over any connection."""
         pieces = self.recorded.get((source, target))
         pipes = [pipe for pipe in self.route(source, target).pipes if not pipe.is_closed]
         if pieces and pipes:
@@ -207,7 +207,7 @@ class SimulatedNetwork:
         self.route(source, target).damages += 1
 
     def bury(self, process: SimulatedProcess, *, is_told: bool) -> None:
-        """End the connections of a dead process, which the others learn at once if its machine can still tell them."""
+        """End the connections of a dead process; with ``is_told`` its machine notifies the others at once."""
         for lane in [lane for lane in self.lanes if lane.process is process]:
             del self.lanes[lane]
             if is_told:
@@ -218,7 +218,7 @@ class SimulatedNetwork:
                     self._reply(call.target, call.source, answer, None, ConnectionResetError(RESET))
 
     def _free(self, route: SimulatedRoute) -> None:
-        """Send what waited, if the route is not blocked any more."""
+        """Send held traffic, if the route is no longer blocked."""
         if route.is_blocked:
             return
         for pipe in list(route.pipes):
@@ -230,7 +230,7 @@ class SimulatedNetwork:
             go_on()
 
     def _is_unheard(self, node: int, other: int) -> bool:
-        """Does one of two nodes not hear the other?  (Then neither gets acknowledgements.)"""
+        """Return whether one of two nodes receives nothing from the other.  (Then neither gets acknowledgements.)"""
         is_silent = self.route(node, other).silences > 0 or self.route(other, node).silences > 0
         return is_silent or node in self._down or other in self._down
 
@@ -242,7 +242,7 @@ class SimulatedNetwork:
             self.loop.schedule(self.loop.outside, when, self._give_up, pair, self.loop.now)
 
     def _give_up(self, pair: tuple[int, int], since: float) -> None:
-        """End what goes between two nodes that have not heard each other for too long."""
+        """End the traffic between two nodes that have received nothing from each other for too long."""
         if self._unheard.get(pair) != since:
             return
         for lane in self._lanes_between(*pair):
@@ -259,7 +259,7 @@ class SimulatedNetwork:
         ]
 
     def mute(self) -> None:
-        """Carry nothing any more: the simulation is over."""
+        """Stop carrying traffic: the simulation is over."""
         self._is_muted = True
         self._services.clear()
         for answer, call in list(self._calls.items()):
@@ -288,14 +288,14 @@ class SimulatedNetwork:
         pipe.route.pipes.pop(pipe, None)
 
     def send(self, pipe: SimulatedPipe, piece: bytes | str) -> None:
-        """Let ``piece`` travel, behind what was sent before."""
+        """Send ``piece``, behind all earlier ones."""
         if pipe.is_closed or self._is_muted:
             return
         pipe.last = max(pipe.last + _INSTANT, self.loop.now + self._travel(pipe.route, len(piece)))
         self.loop.schedule(pipe.target, pipe.last, self._arrive, pipe, piece)
 
     def record(self, pipe: SimulatedPipe, piece: bytes) -> None:
-        """Keep ``piece`` so that a fault can send it again."""
+        """Keep ``piece``, so a fault can send it again."""
         assert pipe.source.node is not None
         assert pipe.target.node is not None
         pieces = self.recorded.setdefault((pipe.source.node, pipe.target.node), deque(maxlen=_RECORDED))
@@ -303,14 +303,14 @@ class SimulatedNetwork:
 
     def _arrive(self, pipe: SimulatedPipe, piece: bytes | str) -> None:
         if pipe.is_closed or self._is_muted or (pipe.source.is_dead and pipe.source.node in self._down):
-            return  # a machine that is off sends nothing again that was lost on the way
+            return  # a machine that is off does not retransmit data lost in transit
         if pipe.held or pipe.route.is_blocked:
             pipe.held.append(piece)
         else:
             self._deliver(pipe, piece)
 
     def _flush(self, pipe: SimulatedPipe) -> None:
-        """Deliver what the blockage of a route has held up."""
+        """Deliver the traffic that a blockage of the route has held up."""
         while pipe.held and not pipe.route.is_blocked:
             self._deliver(pipe, pipe.held.popleft())
 
@@ -331,7 +331,7 @@ class SimulatedNetwork:
     # -- messages and calls ----------------------------------------------------------------------------------------
 
     def serve(self, name: str, service: Service) -> None:
-        """Let the process that runs answer calls of ``name`` at its node from now on."""
+        """Let the running process answer calls of ``name`` at its node from now on."""
         process = CURRENT.get()
         assert process is not None
         assert process.node is not None
@@ -342,11 +342,11 @@ class SimulatedNetwork:
         return [name for (_, name), (server, _) in self._services.items() if server is process]
 
     def lanes_of(self, process: SimulatedProcess) -> int:
-        """Return how many ends of connections ``process`` has open."""
+        """Return the number of connection ends that ``process`` has open."""
         return sum(lane.process is process for lane in self.lanes)
 
     def withdraw(self, name: str, process: SimulatedProcess | None = None) -> None:
-        """Let ``process``, by default the one that runs, answer no calls of ``name`` any more."""
+        """Stop ``process``, by default the running one, from answering calls of ``name``."""
         process = process or CURRENT.get()
         assert process is not None
         assert process.node is not None
@@ -362,10 +362,10 @@ class SimulatedNetwork:
         self._carry(source, target, route, lambda: self._take(source, target, name, message, None))
 
     async def call(self, target: int, name: str, request: Any, *, timeout: float) -> Any:
-        """Return what the service ``name`` of node ``target`` answers.
+        """Return the answer of the service ``name`` of node ``target``.
 
-        Raises ``ConnectionRefusedError`` if there is no service, ``TimeoutError`` if no answer comes in time; what the
-        service raises passes through.
+        Raises ``ConnectionRefusedError`` if there is no service, ``TimeoutError`` if no answer comes in time; errors of
+        the service pass through.
         """
         source = self._running()
         answer: asyncio.Future[Any] = self.loop.create_future()
@@ -377,7 +377,7 @@ class SimulatedNetwork:
             return await answer
 
     async def reach(self, target: int, name: str, *, timeout: float) -> None:
-        """See that a process of node ``target`` serves ``name``; its machine answers even if the process is paused.
+        """Check that a process of node ``target`` serves ``name``; its machine answers even if the process is paused.
 
         Raises as ``call`` does.
         """
@@ -408,7 +408,7 @@ class SimulatedNetwork:
         arrive: Callable[[], None],
         size: int = 0,
     ) -> None:
-        """Call ``arrive``, outside of all processes, when a message has got to the node ``target``."""
+        """Call ``arrive``, outside all processes, when a message has reached the node ``target``."""
         if target in self._down or source.node in self._down:
             return
         if route.is_blocked:
@@ -424,7 +424,7 @@ class SimulatedNetwork:
         request: Any,
         answer: asyncio.Future[Any] | None,
     ) -> None:
-        """Hand a message that is at its node to the process that serves it."""
+        """Pass a message that has reached its node to the process that serves it."""
         process, service = self._services.get((target, name), (None, None))
         self._trace.event(
             self.loop.now,

@@ -1,4 +1,4 @@
-"""Notes of simulated processes for the check of the run; they stay when a process is killed."""
+"""Notes of simulated processes for the check of the run; they survive when a process is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpar.testing.simulation.process import CURRENT
 
 @dataclass(frozen=True, slots=True)
 class SimulationNote:
-    """``content`` was noted on ``node``, by its process number ``incarnation``, ``at`` a true virtual time."""
+    """A note of ``content`` on ``node``, by its process number ``incarnation``, ``at`` a true virtual time."""
 
     at: float
     node: int
@@ -22,7 +22,7 @@ class SimulationNote:
 
 
 def note(content: Any) -> None:
-    """Keep ``content`` in the ``notes`` of the result of this simulation.  Raises ``UsageError`` outside of one."""
+    """Add ``content`` to the ``notes`` of this simulation's result.  Raises ``UsageError`` outside a simulation."""
     loop, process = asyncio.get_running_loop(), CURRENT.get()
     if not isinstance(loop, SimulationLoop) or process is None or process.node is None:
         raise UsageError("note: expected a call in a simulated program, got one outside of any")

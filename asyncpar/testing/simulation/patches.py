@@ -35,7 +35,7 @@ from asyncpar.testing.simulation.loop import SimulationLoop
 from asyncpar.testing.simulation.process import CURRENT
 
 EPOCH: Final = 1_800_000_000.0
-"""The time of day at which every simulation begins."""
+"""The wall-clock time at which every simulation begins."""
 
 BOUND_CLOCKS: Final = (
     ("asyncpar.collectives.quick_call", "perf_counter"),
@@ -48,7 +48,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 class _Machine:
-    """Stand-in for the machine.  Outside of a simulation it passes every call on to the real one.
+    """Stand-in for the machine.  Outside a simulation it passes every call on to the real one.
 
     A module that is imported during a simulation may keep these functions for good.
     """
@@ -68,7 +68,7 @@ class _Machine:
             self._loop = None
 
     def clock(self, real: Callable[[], Any], scale: int | None = None) -> Callable[[], Any]:
-        """Return a clock of processes in the place of ``real``; with ``scale``, in so many parts of a second."""
+        """Return a clock of processes in place of ``real``; with ``scale``, in so many parts of a second."""
 
         def read() -> Any:
             if self._loop is None:
@@ -126,7 +126,7 @@ _REPLACEMENTS: Final[tuple[tuple[object, str, Callable[..., Any]], ...]] = (
     (time, "time_ns", _MACHINE.time_of_day_ns),
     (time, "sleep", _MACHINE.sleep),
     (os, "urandom", _MACHINE.urandom),
-    (random, "_urandom", _MACHINE.urandom),  # what ``secrets`` and ``random.SystemRandom`` draw from
+    (random, "_urandom", _MACHINE.urandom),  # the source of ``secrets`` and ``random.SystemRandom``
     (PendingResult, "wait", _wait),
     (DaemonThread, "__init__", _become_one_thread),
     (DaemonThread, "run", _run),
@@ -136,7 +136,7 @@ _REPLACEMENTS: Final[tuple[tuple[object, str, Callable[..., Any]], ...]] = (
 
 @contextmanager
 def simulated_machine(loop: SimulationLoop, seed: object) -> Iterator[None]:
-    """Let everything that asks the machine for time, random words or threads get them from ``loop`` and ``seed``."""
+    """Provide time, random words and threads from ``loop`` and ``seed`` in place of the machine's."""
     saved, saved_numpy, had_collector = random.getstate(), np.random.get_state(), gc.isenabled()
     with ExitStack() as stack:
         stack.enter_context(_MACHINE.simulating(loop, seed))

@@ -1,4 +1,4 @@
-"""A simulated process: what the loop must know of it to run it, pause it, kill it and tell it the time."""
+"""A simulated process: the data that the loop needs to run it, pause it, kill it and keep its clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextvars import Context, ContextVar
 from typing import Final
 
 CURRENT: Final[ContextVar[SimulatedProcess | None]] = ContextVar("asyncpar simulated process", default=None)
-"""The process that runs; None in the simulator itself.  Tasks and callbacks inherit it from their maker."""
+"""The running process; None in the simulator itself.  Tasks and callbacks inherit it from their maker."""
 
 
 class Health(enum.Enum):
@@ -60,7 +60,7 @@ class SimulatedProcess:
         self.rate = 1.0
         self.offset = 0.0
         self.ahead = 0.0
-        """Seconds that ``time.sleep`` has blocked it for in the callback that runs."""
+        """Seconds for which ``time.sleep`` has blocked it in the running callback."""
         self.blocked_until = -math.inf
         self.skew = 0.0
         self.context = Context()
@@ -68,11 +68,11 @@ class SimulatedProcess:
             self.context.run(CURRENT.set, self)
 
     def local_time(self, now: float) -> float:
-        """Return what its clock shows at ``now``."""
+        """Return the time on its clock at ``now``."""
         return self.offset + now * self.rate + self.ahead
 
     def true_time(self, local: float) -> float:
-        """Return when its clock shows ``local``."""
+        """Return the true time at which its clock shows ``local``."""
         return (local - self.offset) / self.rate
 
     @property

@@ -1,4 +1,4 @@
-"""The pipe of a simulated rank to its agent, and what the rank serves to others: see ``RankPipe``."""
+"""The pipe of a simulated rank to its agent, and the services of the rank for others: see ``RankPipe``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from asyncpar.testing.simulation.network import SimulatedNetwork
 from asyncpar.testing.simulation.process import SimulatedProcess
 
 PIPE_SECONDS: Final = 50e-6
-"""How long a message takes between a rank and its agent."""
+"""Seconds that a message takes between a rank and its agent."""
 _INSTANT: Final = 1e-9
 _DONOR_SECONDS: Final = 6.0
 
 
 class PipeDirection:
-    """One direction of a pipe between two processes of a node: it keeps its order, and what it holds."""
+    """One direction of a pipe between two processes of a node: it keeps its order, and its content."""
 
     def __init__(self, network: SimulatedNetwork, target: SimulatedProcess) -> None:
         self._network = network
@@ -35,14 +35,14 @@ class PipeDirection:
         self._last = -math.inf
 
     def call(self, take: Callable[..., object], *content: Any) -> None:
-        """Let the target call ``take`` with ``content``, behind what was sent before; a dead one takes nothing."""
+        """Make the target call ``take`` with ``content``, behind all earlier calls; a dead one takes nothing."""
         loop = self._network.loop
         self._last = max(self._last + _INSTANT, loop.now + PIPE_SECONDS)
         loop.schedule(self._target, self._last, take, *content)
 
 
 class SimulatedRankPipe:
-    """See ``RankPipe``; ``said`` takes the messages of the rank in ``process`` where its agent runs."""
+    """See ``RankPipe``; ``said`` takes the messages of the rank in ``process`` on the side of its agent."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class SimulatedRankPipe:
         self._shelf: SnapshotShelf | None = None
 
     def deliver(self, message: AgentMessage) -> None:
-        """Take a message of the agent: it waits until the pipe is open."""
+        """Take a message of the agent; it waits until the pipe is open."""
         if self._take is None:
             self._early.append(message)
         else:
@@ -116,7 +116,7 @@ class SimulatedRankPipe:
             self._network.withdraw(f"shelf {self._member}", self._process)
 
     async def _give(self, request: tuple[str, tuple[Any, ...]]) -> Any:
-        """Give a joining rank something from the shelf; what travels is a copy."""
+        """Give a joining rank something from the shelf, as a copy."""
         verb, arguments = request
         if self._shelf is None:
             raise PeerLost(f"{self._member} has no state yet", cause="no state")
@@ -127,7 +127,7 @@ class SimulatedRankPipe:
 
 
 class SimulatedDonor:
-    """A member on another node that joining ranks get the state from."""
+    """A member on another node that gives the state to joining ranks."""
 
     def __init__(self, network: SimulatedNetwork, name: str, node: int) -> None:
         self.name = name

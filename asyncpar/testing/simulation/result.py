@@ -17,9 +17,9 @@ from asyncpar.testing.simulation.notes import SimulationNote
 class SimulationResult:
     """The result of a simulated program.
 
-    ``results`` and ``errors`` are by node, of the newest process there: what ``main`` returned or raised; a node whose
+    ``results`` and ``errors`` are by node, of the newest process there: the result or error of ``main``; a node whose
     process was killed is in neither.  ``trace_hash`` is equal exactly for runs in which the same happened at the same
-    virtual times; ``seconds`` is how long it took in virtual time, ``events`` counts deliveries and faults.
+    virtual times; ``seconds`` is the duration in virtual time, ``events`` counts deliveries and faults.
     """
 
     seed: int
@@ -31,18 +31,18 @@ class SimulationResult:
     seconds: float
     events: int
     notes: tuple[SimulationNote, ...] = ()
-    """What processes have noted, in the order of time, those that were killed later included."""
+    """The notes of processes, in chronological order, including those of processes that were killed later."""
     lines: tuple[str, ...] = ()
-    """What happened, as text, if ``record`` was asked for."""
+    """The events as text, if ``record`` was requested."""
 
 
 REMOVED: Final[ContextVar[tuple[str, ...]]] = ContextVar("asyncpar removed safeguards", default=())
-"""The safeguards that ``without`` has taken away."""
+"""The safeguards that ``without`` has removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSearch:
-    """What a simulation was asked for besides seed, size and faults; ``options`` are the arguments that are not usual.
+    """The arguments of a simulation besides seed, size and faults; ``options`` are those that differ from the defaults.
 
     A ``main`` or ``check`` that cannot be imported keeps the name of the parameter.
     """
@@ -54,7 +54,7 @@ class SimulationSearch:
     removed: tuple[str, ...] = ()
 
     def as_test(self, failed: SimulationFailed, main: str | None) -> str:
-        """Return the text of a test that fails as ``failed``; ``main``: the name of the program there."""
+        """Return the text of a test that fails as ``failed``; ``main`` is the name of the program in it."""
         imports = ["import asyncpar as ap"]
         names = {"Fault"} | ({"Conditions"} if "conditions" in self.options else set())
         names |= {"without"} if self.removed else set()
@@ -98,9 +98,9 @@ def _name(value: object, otherwise: str, imports: list[str]) -> str:
 
 
 class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
-    """A simulated program failed; the message says with which seed and faults, and how to see it again.
+    """A simulated program failed; the message has the seed and faults, and how to reproduce it.
 
-    ``cause`` is what went wrong; ``faults`` are those that are needed for that.
+    ``cause`` is the error; ``faults`` are those needed for it.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
         self.trace_hash = trace_hash
         self._search = search or SimulationSearch()
         self.lines: tuple[str, ...] = ()
-        """What happened, as text, if ``record`` was asked for."""
+        """The events as text, if ``record`` was requested."""
         self.drawn: int | None = None
-        """How many faults there were before those that are not needed were left out; None: they were not."""
+        """The number of faults before unneeded ones were left out; None: they were not."""
 
     def __str__(self) -> str:
         shrunk = "" if self.drawn is None else f" (of {self.drawn}; none of these can be left out)"
@@ -138,6 +138,6 @@ class SimulationFailed(AsyncparError, AssertionError):  # noqa: N818
     def as_test(self, main: str | None = None) -> str:
         """Return a test that runs the failing case; ``main`` is the program's name in it (None: as it is imported).
 
-        It has all arguments of the simulation, and the safeguards that were taken away.
+        It has all arguments of the simulation, and the safeguards that were removed.
         """
         return self._search.as_test(self, main)

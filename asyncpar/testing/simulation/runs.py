@@ -1,4 +1,4 @@
-"""Run a program in a simulation, judge how it ended, and make a failing list of faults short."""
+"""Run a program in a simulation, judge its end, and shorten a failing list of faults."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from asyncpar.testing.simulation.trace import Trace
 Check = Callable[[SimulationResult], object]
 
 BOUND_SECONDS: Final = 400.0
-"""Virtual seconds within which a program must end once nothing new goes wrong."""
+"""Virtual seconds within which a program must end after the last new fault."""
 
 _GRACE_SECONDS: Final = 1.0
-"""After the end of the program, what others have asked of its processes is still answered."""
+"""Seconds after the end of the program in which its processes still answer requests."""
 
 _LAST_SECONDS: Final = 60.0
 
@@ -77,19 +77,17 @@ def simulate(
     shrinks: bool = True,
     record: bool = False,
 ) -> SimulationResult:
-    """Run ``main(node)`` on ``size`` simulated nodes and return what it did; equal arguments give equal runs.
+    """Run ``main(node)`` on ``size`` simulated nodes and return the result; equal arguments give equal runs.
 
-    ``faults`` are those that happen, or how many to draw from the seed (of ``kinds``, ``within`` so many virtual
-    seconds, by default what the program needs without any).  The run fails if ``main`` raises on a node, but for
-    ``expected`` exceptions (by default ``PeerError`` in a run with faults); if it leaves tasks, timers, lanes or
-    services behind; if ``check``,
-    called with the result, raises; or if it does not end within ``bound`` virtual seconds after the end of the faults.
-    From then on ``core`` nodes, drawn from those that live, are healthy (None: all), and what concerns others stays as
-    it is for good.
-    With ``elastic`` it is ``main()``, which uses ``ap.elastic`` and outlives faults: only ``StaleGeneration`` is
-    expected, of processes that the others went on without.
-    Its agents are those of production; so many ``witnesses`` vote with them, and never fail: a quorum is always there.
-    ``pin`` pins algorithms; ``record`` keeps the trace as text.
+    ``faults`` are the faults to inject, or the number to draw from the seed (of ``kinds``, ``within`` so many virtual
+    seconds, by default the duration of the program without any).  The run fails if ``main`` raises on a node, except
+    for ``expected`` exceptions (by default ``PeerError`` in a run with faults); if it leaves tasks, timers, lanes or
+    services behind; if ``check``, called with the result, raises; or if it does not end within ``bound`` virtual
+    seconds after the end of the faults.  From then on ``core`` nodes, drawn from those that live, are healthy (None:
+    all), and faults of others are permanent.  With ``elastic`` it is ``main()``, which uses ``ap.elastic`` and outlives
+    faults: only ``StaleGeneration`` is expected, of processes that the others went on without.  Its agents are those of
+    production; ``witnesses`` further ones vote with them, and never fail: a quorum is always there.  ``pin`` pins
+    algorithms; ``record`` keeps the trace as text.
 
     Raises ``SimulationFailed``, with ``shrinks`` for as few faults as are needed; ``UsageError`` for bad arguments.
 
@@ -123,10 +121,10 @@ def simulate(
 def explore(
     main: Main | ElasticMain, *, seeds: Iterable[int], faults: int = 0, kinds: Sequence[str] = DRAWN, **settings: Any
 ) -> list[SimulationResult]:
-    """Simulate ``main`` with each of ``seeds`` and so many drawn ``faults``; return the results.
+    """Simulate ``main`` with each of ``seeds`` and ``faults`` drawn faults each; return the results.
 
     ``settings`` and errors are those of ``simulate``: the first seed that fails raises, and ``simulate`` with that seed
-    fails in the same way.  Without ``within`` each seed is run without faults first, to see how long the program needs.
+    fails in the same way.  Without ``within`` each seed is first run without faults, to measure the program's duration.
 
     Faults are drawn of ``kinds``.
     """
@@ -156,7 +154,7 @@ def _draw(
 
 def _run(main: Main | ElasticMain, settings: Settings, seed: int, faults: tuple[Fault, ...]) -> SimulationResult:
     """Run once.  Raises ``SimulationFailed``."""
-    check_interpreter()  # what is done once in a process must not happen in its first simulation
+    check_interpreter()  # one-time work of a process must not happen in its first simulation
     lines: list[str] | None = [] if settings.record else None
     trace = Trace(lines)
     loop = SimulationLoop(seed, trace)
@@ -188,7 +186,7 @@ def _run(main: Main | ElasticMain, settings: Settings, seed: int, faults: tuple[
 
 
 def _search(main: Main | ElasticMain, settings: Settings) -> SimulationSearch:
-    """Return what the run was asked for, for a test that repeats it."""
+    """Return the arguments of the run, for a test that repeats it."""
     options: dict[str, object] = {"elastic": True} if settings.is_elastic else {}
     usual = {"conditions": Conditions(), "core": None, "bound": BOUND_SECONDS, "pin": None}
     options |= {name: each for name in usual if (each := getattr(settings, name)) != usual[name]}
@@ -198,7 +196,7 @@ def _search(main: Main | ElasticMain, settings: Settings) -> SimulationSearch:
 
 
 def _check(check: Check | None, result: SimulationResult) -> BaseException | None:
-    """Return what ``check`` raises about ``result``."""
+    """Return the error that ``check`` raises about ``result``, if any."""
     try:
         if check is not None:
             check(result)
@@ -242,11 +240,11 @@ class _Verdict:
         self._dice = Random(f"{seed} core")
 
     def installed(self) -> AbstractContextManager[None]:
-        """Put in place what the program is to find."""
+        """Install the patches that the program needs."""
         return self._job.installed()
 
     def go(self) -> BaseException | None:
-        """Run to the end and return why it failed, if it did."""
+        """Run to the end and return the failure, if there is one."""
         self._job.begin()
         self._cluster.plan(self._faults)
         try:
@@ -258,7 +256,7 @@ class _Verdict:
         return self._judge()
 
     def result(self, lines: tuple[str, ...]) -> SimulationResult:
-        """Return what happened."""
+        """Return the result of the run."""
         job = self._job
         return SimulationResult(
             seed=self._seed,
@@ -278,14 +276,14 @@ class _Verdict:
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._cluster.network.mute()
         self._loop.bury(_LAST_SECONDS)
-        self._loop.bury(_LAST_SECONDS)  # what was begun by those that ended
+        self._loop.bury(_LAST_SECONDS)  # work begun by tasks that ended
 
     async def _watch(self) -> None:
-        """Wait until the program has ended; see that it does so in time."""
+        """Wait until the program has ended; check that it does so in time."""
         last = max((fault.at for fault in self._faults), default=0.0)
         if self._faults:
             end = max(fault.at + (fault.seconds or 0.0) for fault in self._faults)
-            if self._settings.core is not None:  # some things never end, then
+            if self._settings.core is not None:  # then some faults never end
                 end = last + self._dice.random() * max(0.0, end - last)
             await self._until(end)
             if len(self._cluster.happened) == len(self._faults):
@@ -330,7 +328,7 @@ class _Verdict:
         return self._find_leak() if failure is None or isinstance(failure, expected) else failure
 
     def _find_leak(self) -> SimulatedLeak | None:
-        """Look for what is left of processes whose program has ended."""
+        """Look for remains of processes whose program has ended."""
         left = [task for task in sorted(asyncio.all_tasks(self._loop), key=hash) if self._is_left(task)]
         if left:
             return SimulatedLeak(f"tasks are left: {', '.join(task.get_name() for task in left)}")
@@ -360,7 +358,7 @@ class _Verdict:
         return self._loop.owners.get(task)
 
     def _where(self) -> str:
-        """Return as text where the processes wait that should have ended."""
+        """Describe where the processes wait that should have ended."""
         places = []
         for task in sorted(asyncio.all_tasks(self._loop), key=hash):
             process = self._process_of(task)
@@ -377,7 +375,7 @@ class _Verdict:
 
 
 def _place(waiting: Any) -> str:
-    """Return where a coroutine waits: file and line of the innermost that it awaits, and of ours."""
+    """Return where a coroutine waits: file and line of the innermost awaited frame, and of ours."""
     place = ours = "?"
     while (frame := getattr(waiting, "cr_frame", None)) is not None:
         folder, _, file = frame.f_code.co_filename.rpartition("/")
@@ -388,7 +386,7 @@ def _place(waiting: Any) -> str:
 
 
 def _shortest(main: Main | ElasticMain, settings: Settings, failed: SimulationFailed) -> SimulationFailed:
-    """Return the failure for as few and as simple faults as fail in the same way."""
+    """Return the failure for the fewest and simplest faults that fail in the same way."""
     best = failed
     quiet = replace(settings, record=False)
 

@@ -1,7 +1,8 @@
-"""Take safeguards away, in simulations only, to show that a missing one would be found.
+"""Remove safeguards, in simulations only, to show that a missing one would be found.
 
-Production code has no switches for this.  Each safeguard is one row of ``SAFEGUARDS``: what it is for, and which
-functions are replaced by what while ``without(name)`` lasts.  Places that stand in for each other go together.
+Production code has no switches for this.  Each safeguard is one row of ``SAFEGUARDS``: its purpose, and the functions
+that are replaced, with their replacements, while ``without(name)`` lasts.  Interchangeable places are replaced
+together.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LONG: Final = 1e6
 """Seconds."""
 
 Patch = tuple[object, str, Any]
-"""A module or class, the name of a function of it, and what stands in for that."""
+"""A module or class, the name of one of its functions, and its replacement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Safeguard:
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Take the safeguards of these ``names`` away for the time of the block.  Raises ``UsageError`` for others."""
+    """Remove the safeguards of these ``names`` within the block.  Raises ``UsageError`` for unknown names."""
     with ExitStack() as stack:
         for name in names:
             if name not in SAFEGUARDS:
@@ -390,4 +391,4 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
         prevents="a newcomer gets another state than the digest says", patches=_lent_is_written
     ),
 }
-"""All safeguards that can be taken away, by name."""
+"""All safeguards that can be removed, by name."""

@@ -1,4 +1,4 @@
-"""Make a failing list shorter: delta debugging (Zeller and Hildebrandt, 2002)."""
+"""Shorten a failing list: delta debugging (Zeller and Hildebrandt, 2002)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def shrink(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool], *, attempts: int = 200) -> tuple[T, ...]:
-    """Return a part of ``items``, in order, that fails still, and from which no single item can be left out.
+    """Return a part of ``items``, in order, that still fails, and from which no single item can be left out.
 
     ``items`` fails.  After ``attempts`` calls of ``fails`` the shortest found so far is returned.
     """
@@ -45,7 +45,7 @@ def simplify(
     *,
     attempts: int = 60,
 ) -> tuple[T, ...]:
-    """Return ``items`` with each replaced by the first of its ``simpler`` forms that still makes all of them fail."""
+    """Return ``items`` with each replaced by the first of its ``simpler`` forms with which the list still fails."""
     current = tuple(items)
     for place in range(len(current)):
         for form in simpler(current[place]):

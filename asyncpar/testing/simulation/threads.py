@@ -1,8 +1,8 @@
-"""Threads in lockstep: real ones, so that blocking works, but only one of them and the loop's runs at any time.
+"""Threads in lockstep: real ones, so blocking works, but only one of them or the loop's runs at any time.
 
-A function for an executor is handed to a thread; the loop's thread waits until it returns, or until it waits for the
-loop itself (over a ``LoopBridge``, or in ``time.sleep``).  Then the loop goes on, and when what it waits for is
-there, a callback of its process gives the turn back to it.  So a run does not depend on how threads are scheduled.
+A function for an executor is passed to a thread; the loop's thread waits until it returns, or until it waits for the
+loop itself (over a ``LoopBridge``, or in ``time.sleep``).  Then the loop goes on, and when the function can go on,
+a callback of its process gives the turn back to it.  So a run does not depend on the scheduling of threads.
 Functions of an executor with one thread run one after the other.
 """
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _DEFAULT_THREADS: Final = 32
 
 _PATIENCE_SECONDS: Final = 300.0
-"""Real seconds for which a function may compute; one that needs longer waits for what can never come."""
+"""Real seconds for which a function may compute; one that takes longer waits for something that can never happen."""
 
 
 class ThreadEnded(BaseException):
@@ -75,7 +75,7 @@ class LockstepThreads:
         return result
 
     def wait(self, ready: Callable[[Callable[[], None]], None]) -> bool:
-        """Let the loop go on until it calls what ``ready`` is given; False in a thread that is not one of these."""
+        """Let the loop go on until it calls the function passed to ``ready``; return False in a foreign thread."""
         work: _Work | None = getattr(self._here, "work", None)
         if work is None:
             return False
@@ -87,18 +87,18 @@ class LockstepThreads:
         return True
 
     def wait_for(self, future: Future[Any]) -> None:
-        """Wait for what the loop will complete."""
+        """Wait for a future that the loop will complete."""
         loop = self._loop
 
         def tell(go_on: Callable[[], None]) -> None:
-            context = self._here.work.context.copy()  # the thread is inside of the other
+            context = self._here.work.context.copy()  # the thread is inside the other context
             future.add_done_callback(lambda _: loop.call_soon(go_on, context=context))
 
         if not future.done():
             self.wait(tell)
 
     def sleep(self, seconds: float) -> bool:
-        """Do what ``time.sleep`` does in a thread; False in one that is not one of these."""
+        """Do what ``time.sleep`` does in a thread; return False in a foreign thread."""
 
         def tell(go_on: Callable[[], None]) -> None:
             self._loop.call_later(max(0.0, seconds), go_on)
@@ -106,7 +106,7 @@ class LockstepThreads:
         return self.wait(tell)
 
     def close(self) -> None:
-        """End all functions that wait."""
+        """End all waiting functions."""
         for work in list(self._alive):
             work.must_end = True
             work.turn.release()
@@ -123,7 +123,7 @@ class LockstepThreads:
                 self._give_turn(work)
 
     def _give_turn(self, work: _Work) -> None:
-        """Let the thread of ``work`` run until it is done or waits.  On the loop."""
+        """Let the thread of ``work`` run until it is done or waits.  Called on the loop."""
         work.turn.release()
         if not self._back.acquire(timeout=_PATIENCE_SECONDS):
             raise AsyncparError(

@@ -1,4 +1,4 @@
-"""The events of a simulation as a hash, and as text if that is asked for."""
+"""The events of a simulation as a hash, and optionally as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TURN: Final = struct.Struct("<dII")
 class Trace:
     """A running hash over turns of processes, deliveries and faults, with their virtual times.
 
-    With ``lines``, a list, deliveries and faults are put there as text.
+    With ``lines``, a list, deliveries and faults are appended to it as text.
     """
 
     def __init__(self, lines: list[str] | None = None) -> None:
@@ -22,14 +22,14 @@ class Trace:
         self._update = self._hash.update
         self._lines = lines
         self.events = 0
-        """How many deliveries and faults there were."""
+        """The number of deliveries and faults so far."""
 
     def turn(self, now: float, process: int, callbacks: int) -> None:
-        """Record a turn of a process with so many callbacks."""
+        """Record a turn of a process with ``callbacks`` callbacks."""
         self._update(_TURN.pack(now, process, callbacks))
 
     def event(self, now: float, content: bytes, describe: Callable[[], str]) -> None:
-        """Something was delivered, or broke."""
+        """Record a delivery or a fault."""
         self.events += 1
         self._update(_TURN.pack(now, 0, len(content)))
         self._update(content)
@@ -37,7 +37,7 @@ class Trace:
             self._lines.append(f"{now:.6f} {describe()}")
 
     def collect_garbage(self) -> None:
-        """Free what is in cycles, at a moment that is the same in every run."""
+        """Free objects in cycles, at a moment that is the same in every run."""
         gc.collect()
 
     @property
