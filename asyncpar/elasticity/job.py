@@ -147,7 +147,7 @@ class ElasticJob:
         how = f"{type(error).__name__}: {error}".removesuffix(": ")
         return self.failed if self.failed and isinstance(error, Exception) else (None, how)
 
-    # -- what a program uses -------------------------------------------------------------------------------------------
+    # -- the program's interface ---------------------------------------------------------------------------------------
 
     def state(
         self,

@@ -47,7 +47,7 @@ class StateParts:
         """Checksums of the committed parts."""
         self._next_sums: PartSums | None = None
 
-    # -- what owners use -----------------------------------------------------------------------------------------------
+    # -- the owner's interface -----------------------------------------------------------------------------------------
 
     @property
     def changed(self) -> tuple[int, ...]:

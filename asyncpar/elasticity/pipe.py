@@ -123,7 +123,7 @@ class PipeWorlds:
         """Returns the number of steps committed here."""
         self._donors: list[ClosableDonor] = []
 
-    # -- what a job asks -----------------------------------------------------------------------------------------------
+    # -- the job's interface -------------------------------------------------------------------------------------------
 
     async def donors(self) -> Sequence[Donor] | None:
         """See ``WorldSource``."""

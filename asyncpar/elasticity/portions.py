@@ -35,7 +35,7 @@ def children(node: Node) -> tuple[Node, Node]:
 class Portions:
     """``count`` portions over ``size`` ranks.
 
-    Rank r has consecutive portions; their numbers differ by at most one, and lower ranks have more.  Ranks beyond
+    Rank r has consecutive portions; the counts of ranks differ by at most one, and lower ranks have more.  Ranks beyond
     ``count`` have none: they hold the state, and do not compute.
     """
 

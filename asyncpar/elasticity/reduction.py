@@ -1,6 +1,6 @@
 """The sum of all portions' gradients over a world, along the tree of ``portions.py``, whatever the size of the world.
 
-Each rank sends its partials to the ranks, each of which adds up one part of the values and gathers the parts: where
+Each rank sends its partials to the ranks, each rank adds up one part of the values, and the parts are gathered: if
 ranks have whole subtrees this is as much traffic as any all-reduce.
 """
 

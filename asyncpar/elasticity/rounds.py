@@ -128,7 +128,7 @@ class ElasticRound:
         """The portions that any rank has, or trains, as the ranks show each other first."""
         self._mine: tuple[int, ...] = ()
 
-    # -- what a program asks -------------------------------------------------------------------------------------------
+    # -- the program's interface ---------------------------------------------------------------------------------------
 
     @property
     def is_replay(self) -> bool:

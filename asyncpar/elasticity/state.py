@@ -146,7 +146,7 @@ class ElasticState:
         if not isinstance(value, np.ndarray):
             self._fields[name] = extra_field(name, self._values)
 
-    # -- what the program uses -----------------------------------------------------------------------------------------
+    # -- the program's interface ---------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:

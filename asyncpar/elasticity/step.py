@@ -70,7 +70,7 @@ class ElasticStep:
         self._meter: StepMeter | None = None
         """The meter of the world in which the block was entered; a replay has none."""
 
-    # -- what a program asks -------------------------------------------------------------------------------------------
+    # -- the program's interface ---------------------------------------------------------------------------------------
 
     @property
     def is_committed(self) -> bool:

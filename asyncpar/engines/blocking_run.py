@@ -73,7 +73,7 @@ class _JobThread:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
-        context = contextvars.copy_context()  # it tells kernels of notebooks which cell prints
+        context = contextvars.copy_context()  # kernels of notebooks identify the printing cell by it
         self.thread = threading.Thread(target=context.run, args=(self._run,), name="asyncpar job", daemon=True)
         self.thread.start()
 

@@ -321,7 +321,7 @@ async def launch(
 
     ``per_worker`` of them share a worker, one of ``workers`` (None: any).  In ``function``, ``asyncpar.init()`` joins
     the world of these ranks, by default as many as there are places.  ``ranks=(2, 4)`` is an elastic job, of a program
-    with ``asyncpar.elastic``: it begins with 2 at least, goes on when workers die, and gets a rank on each worker that
+    with ``asyncpar.elastic``: it begins with at least 2, goes on when workers die, and gets a rank on each worker that
     joins, up to 4.  Its workers must reach the caller, and the results are those of the ranks at the end.  A job whose
     workers are held by other jobs waits for them.  The client may be blocking or asynchronous, of this loop or another.
     Raises as ``ap.cluster.launch`` does; a worker that dies is a ``PeerLost`` for each of its ranks.  ``console`` takes

@@ -274,7 +274,7 @@ class _Agent:
         self._feed(WorkersGone(generation))
 
     def say(self, text: str) -> None:
-        """Print a line of the launcher's own, at the latest when the agent starts to run."""
+        """Print a line of the launcher's own; before the agent runs, it is kept until it does."""
         if self._unsaid is None:
             self._obey(Say(text))
         else:

@@ -225,7 +225,7 @@ class AgentMachine:
         return [SignalWorkers(signal_number)]
 
     def _conclude(self, outcome: JobOutcome, now: float) -> list[Command]:
-        """End when no rank runs here; stop the ranks first if the job has failed."""
+        """End when no rank runs here; if the job has failed, stop the ranks."""
         if self._interrupted is not None:
             outcome = self._interrupted_outcome(self._interrupted)
         if self._generation is None:

@@ -290,8 +290,7 @@ class CoordinatorMachine:
             end = replace(end, lost=f"{self._give_up[rank]}, so the launcher killed it")
         if not has_failed and (self._phase == JobPhase.RUNNING or end.at <= (self._stopped_at or now)):
             self._done[rank] = end
-        # a signal for the job reaches each rank separately: one that ends first is not a failure of those that still
-        # join
+        # a signal for the job reaches ranks one by one: one that ends first is no failure of those that still join
         is_asked_to = self._forced is not None
         commands: list[Command] = [] if is_asked_to else [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:

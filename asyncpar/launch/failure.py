@@ -45,8 +45,8 @@ class RankEnd:
     def exit_code(self) -> int:
         """The exit code of the launcher for this failure, as in a shell.
 
-        It is 1 for a program that has reported an exception, with which it would have ended, whichever signal came
-        before.  It is 1, too, for a rank that left the others with code 0.
+        It is 1 for a program that has reported an exception (it would have ended with that code, whatever signal came
+        first), and for a rank that left the others with code 0.
         """
         return 1 if self._was_overtaken else exit_code_of(self.returncode) or 1
 

@@ -93,7 +93,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         return await self._answer(request, context, DrainRequest, self.drain)
 
     async def submit(self, request: SubmitRequest) -> Submitted:
-        """Open a job and return its number, once for each launcher.  Raises ``UsageError`` if another job runs."""
+        """Open a job and return its number; idempotent per launcher.  Raises ``UsageError`` if another job runs."""
         status = await self._group.status()
         last = None if status.job is None else decode_record(status.job.record)
         if status.job is not None and last is not None and last.ticket and last.ticket == request.record.ticket:

@@ -172,7 +172,7 @@ class ElasticRanks:
 
     @property
     def restarts(self) -> dict[int, int]:
-        """The recent crashes of each slot."""
+        """The number of recent crashes of each slot."""
         return {slot.number: self._budget.crashes(slot.number) for slot in self._slots}
 
     @property

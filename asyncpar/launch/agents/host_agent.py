@@ -388,7 +388,7 @@ class HostAgent:
 
     async def _say(self, text: str) -> None:
         lines = "".join(f"asyncpar agent {self._place.host}: {line}\n" for line in text.splitlines())
-        with suppress(OSError):  # nobody reads it, and ranks do not depend on it
+        with suppress(OSError):  # the reader may be gone; ranks do not depend on it
             await self._display.lines(lines.encode(errors="replace"))
 
     async def _watch_reaper(self) -> None:

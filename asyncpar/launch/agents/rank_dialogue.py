@@ -49,7 +49,7 @@ def event_for_leader(member: str, host: str, message: RankMessage) -> HostEvent 
             return MemberReported(member=member, report=report)
         case LeaveJob(failed, why) if failed is not None:
             return MemberFailed(member, failed, why)
-        case LeaveJob(why=why) if why:  # it left outside a step, so it is not done
+        case LeaveJob(why=why) if why:  # it failed outside a step: it is not done
             return MemberDied(member, f"ended with {why}")
         case LeaveJob():
             return MemberLeft(member)

@@ -129,7 +129,7 @@ class RestartedRanks:
 
     @property
     def restarts(self) -> dict[int, int]:
-        """The recent crashes of each slot."""
+        """The number of recent crashes of each slot."""
         return {slot: self._budget.crashes(slot) for slot in range(self._record.slots)}
 
     @property

@@ -129,7 +129,7 @@ async def submit(
     """Submit ``program``, a Python script, with ``arguments`` to Slurm; return its job, which is then in the queue.
 
     Its ranks form one world: in it, ``async with ap.init() as node``.  It runs in this working directory, with this
-    environment.  ``queue_anyway``: accept also a job for which there are no nodes, which Slurm would queue forever.
+    environment.  ``queue_anyway``: also accept a job for which there are no nodes, which Slurm would queue forever.
 
     Raises ``UsageError`` for invalid options, and where there is no ``sbatch``; ``LaunchError`` with Slurm's message if
     it refuses the job.  When cancelled, it cancels a job that was accepted meanwhile.

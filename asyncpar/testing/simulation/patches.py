@@ -1,6 +1,6 @@
 """Clocks, random words and threads of the interpreter, for the time of a simulation.
 
-What a program can ask the machine for, and what it gets here:
+The services of the machine to a program, and their replacements here:
 
 - ``loop.time()``, ``time.monotonic``, ``perf_counter``, ``process_time``, ``thread_time``: the clock of the process
   that asks; ``time.time``: the same, since a fixed moment, plus what a fault has added to it.  Also where asyncpar's
