@@ -1,8 +1,8 @@
 """Pipeline parallelism: schedules as data, checked and simulated before they run, and the executor that runs them.
 
-Read ``operation.py`` and ``schedule.py`` first; ``orders/`` makes the built-in schedules, ``check.py`` says whether
-one can run, and ``simulation.py`` what it takes.  Then ``executor.py`` and ``execution.py``, ``alarm.py`` (how ranks
-fail together), ``recompute.py`` and ``offload/`` (what is kept until the backward pass).
+Read ``operation.py`` and ``schedule.py`` first; ``orders/`` makes the built-in schedules, ``check.py`` checks whether
+one can run, and ``simulation.py`` predicts its time and memory.  Then ``executor.py`` and ``execution.py``,
+``alarm.py`` (how ranks fail together), ``recompute.py`` and ``offload/`` (storage until the backward pass).
 """
 
 from asyncpar.agreement.errors import PipelineMismatch

@@ -1,19 +1,19 @@
-"""Ranks that run a block together fail in it together.
+"""Ranks that run a block together also fail in it together.
 
 Theory of operation.  Every block has a number, the same on all ranks, because all enter their blocks in one order.  A
 rank that fails in a block sends a *notice* with that number to every other rank and raises its error without waiting
 for any of them.  Each rank has one reception from any rank pending, which stays pending between blocks, so that no
-notice can get lost between two receptions.  A notice of the block that runs cancels it, as ``asyncio.timeout`` would; a
+notice can get lost between two receptions.  A notice of the running block cancels it, as ``asyncio.timeout`` would; a
 later one is kept until that block begins (a rank may be ahead); an earlier one is dropped.
 
-A rank leaves a block without an error only when all have come to its end: each *calls* a barrier at the beginning,
-which allots its place in the order of operations, and awaits it at the end.  A rank that fails gives the call up, so
-that no rank waits for it there either.  So no rank goes on while another can still fail; the one exception is a rank
+A rank leaves a block without an error only when all have reached its end: each *calls* a barrier at the beginning,
+which allots its place in the order of operations, and awaits it at the end.  A rank that fails abandons the call, so
+that no rank waits for it there either.  So no rank continues while another can still fail; the one exception is a rank
 that is cancelled, or dies, while it waits in that barrier.
 
-A failure has echoes: a rank that is cancelled by a notice cancels its operations, and their peers see ``PeerCancelled``
-perhaps before the notice that explains it.  Such a failure is called an *echo*; a rank that sees one waits up to
-``grace`` seconds for the origin, and raises that.
+A failure has echoes: a rank that is cancelled by a notice cancels its operations, and their peers may see
+``PeerCancelled`` before the notice that explains it.  Such a failure is called an *echo*; a rank that sees one waits up
+to ``grace`` seconds for the origin, and raises that.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from asyncpar.pipeline.errors import Mailing, Notice, NoticeKind, StepFailed, Wo
 __all__ = ["GRACE", "StepAlarm", "StepFailed"]
 
 GRACE: Final = 2.0
-"""Seconds that a rank which sees only the echo of a failure waits for its origin."""
+"""Seconds for which a rank that sees only the echo of a failure waits for its origin."""
 
 _LONGEST_TEXT = 4000
 
 
 class StepAlarm:
-    """Ends what the ranks of ``communicator`` do together on all of them as soon as one fails in it.
+    """Ends a common block of the ranks of ``communicator`` on all of them as soon as one fails in it.
 
-    Make one on every rank, in the same order as other groups are made, and ``close`` it.
+    Create one on every rank, in the same order as other groups, and ``close`` it.
 
-    For ``grace`` seconds a rank waits to hear of the failure from which another one comes.
+    A rank that sees an echo waits for up to ``grace`` seconds for its origin.
     """
 
     def __init__(self, communicator: Communicator, *, grace: float = GRACE) -> None:
@@ -64,16 +64,16 @@ class StepAlarm:
 
     @property
     def block(self) -> int:
-        """The number of the block that runs; raises ``UsageError`` when none does."""
+        """The number of the running block; raises ``UsageError`` if there is none."""
         return self._running.number
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
         """Run the block on all ranks, or end it on all of them.
 
-        If this rank fails in it, the others are told and the error goes on at once.  If another one does, this block is
-        cancelled and raises ``StepFailed``, or ``PeerLost`` if that rank is gone.  It ends without an error only when
-        all ranks have come to its end, which takes a barrier.
+        If this rank fails in it, the others are notified and the error propagates at once.  If another one does, this
+        block is cancelled and raises ``StepFailed``, or ``PeerLost`` if that rank is gone.  It ends without an error
+        only when all ranks have reached its end, which takes a barrier.
         """
         task = asyncio.current_task()
         assert task is not None, "a block runs in a task"
@@ -98,10 +98,10 @@ class StepAlarm:
             self._block = None
 
     async def exchange(self, topic: str, value: Any, ranks: Sequence[int]) -> list[Any]:
-        """Return what each of ``ranks`` (of the world, this one among them) says about ``topic`` in this block.
+        """Return the values of ``ranks`` (of the world, this one among them) for ``topic`` in this block.
 
-        Values are plain data.  All of ``ranks`` call it, once per block and topic; unlike a collective, it finds
-        together again after a block in which some have called it and others have failed before.
+        Values are plain data.  All of ``ranks`` call it, once per block and topic; unlike a collective, it matches
+        again after a block in which some have called it and others have failed before.
         """
         block, me = self._running, self._group.rank
         if not set(ranks) <= set(self.ranks):
@@ -117,15 +117,15 @@ class StepAlarm:
         return [value if place == me else heard[place] for place in places]
 
     async def close(self) -> None:
-        """End the reception.  Notices on their way have ``grace`` seconds to leave.  Idempotent."""
+        """End the reception.  Outgoing notices have ``grace`` seconds to leave.  Idempotent."""
         await self._channel.close(self._grace)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
     async def _ended(self, block: RunningBlock, error: BaseException) -> BaseException:
-        """Tell the others what happened here, and return what this rank raises.
+        """Notify the others of the error here, and return the error that this rank raises.
 
-        One turn of the loop goes by, in which the notices leave: nothing may be left of this rank after it.
+        This takes one turn of the loop, in which the notices leave: nothing may be left of this rank afterwards.
         """
         block.is_failing = True
         was_told = block.take_back()
@@ -156,7 +156,7 @@ class StepAlarm:
                     block.news.clear()
                     await block.news.wait()
         except TimeoutError:
-            pass  # from the grace time only: no rank told an origin, so the echo itself is raised below
+            pass  # from the grace time only: no rank reported an origin, so the echo itself is raised below
         except asyncio.CancelledError as cancelled:
             return cancelled
         if block.origin is not None:
@@ -179,7 +179,7 @@ class StepAlarm:
     async def _tell(
         self, block: RunningBlock, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
     ) -> BaseException:
-        """Send notices to all others in the background, because one of them may be hung; return ``error``."""
+        """Send notices to all others in the background, since one of them may hang; return ``error``."""
         me = self._group.rank
         notice = Notice(
             block=block.number,
@@ -219,7 +219,7 @@ class StepAlarm:
             self._block.tell(error)
 
     def _recall(self, block: RunningBlock) -> None:
-        """Take the notices of this block that came before it began, and forget the words of earlier ones."""
+        """Take the notices of this block that arrived before it began, and forget the words of earlier ones."""
         early, self._early = self._early, []
         block.notices += [notice for notice in early if notice.block == block.number]
         self._early = [notice for notice in early if notice.block > block.number]
@@ -231,7 +231,7 @@ class StepAlarm:
 def _give_up(call: Coroutine[Any, Any, None]) -> None:
     """Abort, on all ranks, a call that this rank does not await."""
     call.close()
-    asyncio.get_running_loop().call_soon(call.close)  # keeps it alive until the others have been told
+    asyncio.get_running_loop().call_soon(call.close)  # keeps it alive until the others have been notified
 
 
 def _text_of(error: BaseException) -> str:
@@ -250,7 +250,7 @@ class RunningBlock:
         self.has_cancelled = False
         self.is_failing = False
         self.news = asyncio.Event()
-        """Set whenever a notice, a word or an error has come."""
+        """Set whenever a notice, a word or an error has arrived."""
 
     @property
     def origin(self) -> Notice | None:
@@ -269,9 +269,9 @@ class RunningBlock:
 
     @property
     def is_cancelled_by_others(self) -> bool:
-        """Has the task been cancelled within the block otherwise than by ``tell``?"""
+        """Whether the task has been cancelled within the block by other means than ``tell``."""
         return self.task.cancelling() > self.cancelling
 
     def take_back(self) -> bool:
-        """Return whether only ``tell`` cancelled the task, and end that cancellation."""
+        """Return whether only ``tell`` cancelled the task, and undo that cancellation."""
         return self.has_cancelled and self.task.uncancel() <= self.cancelling

@@ -1,4 +1,4 @@
-"""The messages of an alarm: one reception is always pending, and no send is waited for."""
+"""The messages of an alarm: one reception is always pending, and sends are not awaited."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TAG_OF_WATCHES: Final = 1
 
 
 class PipelineChannel:
-    """Brings mailings of any rank of ``group`` to ``on_mailing``, and errors of the reception to ``on_error``.
+    """Delivers mailings of any rank of ``group`` to ``on_mailing``, and errors of the reception to ``on_error``.
 
     One reception is pending from the first ``listen`` to ``close``, or to the end of the node: it is never cancelled in
-    between, for a mailing that comes at that moment would be lost.  The channel owns it, and the mailings that are on
-    their way; these end by themselves, the latest after the communicator's timeout.
+    between, since a mailing that arrives at that moment would be lost.  The channel owns it, and the mailings in
+    flight; these end by themselves, at the latest after the communicator's timeout.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class PipelineChannel:
         self._sendings: set[asyncio.Task[None]] = set()
 
     def listen(self) -> None:
-        """Begin a reception unless one is pending."""
+        """Start a reception unless one is pending."""
         if self._group.size > 1 and self._reception is None:
             self._reception = asyncio.create_task(_receive(self._group), name="reception of an alarm")
             self._reception.add_done_callback(self._heard)
 
     def post(self, mailing: Mailing, dests: Sequence[int], *, must_arrive: bool = False) -> None:
-        """Begin to send ``mailing`` to ``dests``; if it ``must_arrive``, what goes wrong is an error."""
+        """Start sending ``mailing`` to ``dests``; if it ``must_arrive``, failures are errors."""
         for dest in dests:
             sending = asyncio.create_task(self._send(mailing, dest, must_arrive), name=f"mailing to rank {dest}")
             self._sendings.add(sending)
@@ -51,7 +51,7 @@ class PipelineChannel:
     async def wait(self, news: asyncio.Event, missing: Sequence[int]) -> None:
         """Wait for ``news`` of ranks ``missing``.
 
-        Raises ``PeerLost`` if one of them is gone, and ``PeerTimeout`` if there is none for long.
+        Raises ``PeerLost`` if one of them is gone, and ``PeerTimeout`` if there is no news for too long.
         """
         try:
             async with asyncio.timeout(PATIENCE):
@@ -89,7 +89,7 @@ class PipelineChannel:
         except (PeerError, StaleGeneration) as error:
             if must_arrive:
                 self._on_error(error)
-            # else the rank is gone, which all ranks learn, or hangs and receives nothing from any rank
+            # otherwise the rank is gone, which all ranks learn, or hangs and receives nothing from any rank
 
     def _heard(self, reception: asyncio.Task[Mailing]) -> None:
         is_ours = self._reception is reception
@@ -111,5 +111,5 @@ async def _receive(group: Communicator) -> Mailing:
 
 
 async def _receive_nothing(group: Communicator, rank: int) -> None:
-    """Raise ``PeerLost`` when ``rank`` is gone, and ``PeerTimeout`` when it is silent for too long."""
+    """Raise ``PeerLost`` if ``rank`` is gone, and ``PeerTimeout`` if it is silent for too long."""
     await group.recv_object(rank, tag=_TAG_OF_WATCHES)

@@ -1,4 +1,4 @@
-"""Check that a schedule can be run: each action occurs once, on its rank, and no rank waits for ever.  Pure."""
+"""Check that a schedule can be run: each action occurs once, on its rank, and no rank waits forever.  Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
 
 _BACKWARDS = (OperationKind.BACKWARD, OperationKind.BACKWARD_INPUT, OperationKind.BACKWARD_WEIGHT)
 _Found = dict[tuple[int, OperationKind, int], tuple[int, int]]
-"""The rank and the place of each action, by stage, kind and micro-batch."""
+"""The rank and the position of each action, by stage, kind and micro-batch."""
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raise InvalidSchedule unless every rank comes to its end and everything is computed exactly once.
+    """Raise InvalidSchedule unless every rank reaches its end and everything is computed exactly once.
 
-    Shown are: every action is on the rank of its stage; every virtual stage has, for each micro-batch, one forward and
-    one backward pass, whole or in two halves; and no rank waits for ever, whatever the speeds of ranks and links, even
-    if receives block (``check_blocking``).  Takes time linear in the number of operations; built-in schedules are
-    looked at once only.
+    This proves: every action is on the rank of its stage; every virtual stage has, for each micro-batch, one forward
+    and one backward pass, whole or in two halves; and no rank waits forever, whatever the speeds of ranks and links,
+    even if receives block (``check_blocking``).  Takes time linear in the number of operations; built-in schedules are
+    checked only once.
     """
     if isinstance(schedule, PipelineSchedule):
         _check_built_in(schedule)
@@ -52,7 +52,7 @@ def _check(schedule: Schedule) -> None:
     try:
         check_blocking(schedule)
     except InvalidSchedule:
-        # If the orders themselves are at fault, that is said in terms of what users write.
+        # If the orders themselves are at fault, the error is in terms of what users write.
         in_order_of_need(orders, computing(schedule.num_virtual_stages - 1), schedule.place_of)
         raise
 
@@ -126,7 +126,7 @@ _STATES = {
     OperationKind.RECV_ACTIVATION: (_MessageState.SENT, _MessageState.RECEIVED),
     OperationKind.RECV_GRADIENT: (_MessageState.SENT, _MessageState.RECEIVED),
 }
-"""How far a message has to be before an operation, and how far it is behind it."""
+"""The state of a message before an operation, and after it."""
 
 
 class _Event(NamedTuple):
@@ -140,11 +140,11 @@ class _Event(NamedTuple):
 
 
 def check_blocking(schedule: Schedule) -> None:
-    """Raise InvalidSchedule unless sends and receives match one to one and all ranks end although receives block.
+    """Raise InvalidSchedule unless sends and receives match one to one and all ranks end even if receives block.
 
-    Here a rank goes on behind a receive only once the message of that stage, content and micro-batch is there (messages
-    may overtake each other), it computes only from what it received or made itself, and sends only what it made.
-    Sends do not wait.  ``dependencies.py`` says why this holds for all speeds then.
+    Here a rank continues after a receive only once the message of that stage, content and micro-batch has arrived
+    (messages may overtake each other), it computes only from what it received or made itself, and sends only what it
+    made.  Sends do not wait.  ``dependencies.py`` explains why this then holds for all speeds.
     """
     orders = [schedule.get_stage_schedule(rank) for rank in range(schedule.num_stages)]
     _check_matched(schedule, orders)
@@ -156,7 +156,9 @@ def check_blocking(schedule: Schedule) -> None:
 
 
 def _check_matched(schedule: Schedule, orders: Orders) -> None:
-    """Check that each rank computes its order, and sends and receives exactly what that needs, with the right peers."""
+    """Check that each rank computes its order, and sends and receives exactly what that requires, with the right
+    peers.
+    """
     for rank, order in enumerate(orders):
         expected = tuple(with_messages(schedule.compute_order(rank), schedule.layout))
         if order != expected:

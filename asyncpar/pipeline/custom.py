@@ -1,4 +1,4 @@
-"""Schedules of the user's own: rows of cells such as ``2F0``, in memory or in files of comma-separated values."""
+"""User-defined schedules: rows of cells such as ``2F0``, in memory or in files of comma-separated values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CELL = re.compile(r"([0-9]{1,6})([A-Za-z_]+)([0-9]{1,6})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TextCell:
-    """``text`` stands in the place ``row``, ``column`` (counted from 0) and says what to do."""
+    """A cell with ``text`` at ``row`` and ``column`` (counted from 0)."""
 
     row: int
     column: int
@@ -36,11 +36,11 @@ class CustomSchedule(Schedule):
     """A schedule from ``rows``: one per rank, each a sequence of cells in the order in which the rank works.
 
     A cell is virtual stage, kind (F forward, B backward, I input half, W weight half) and micro-batch: ``0F1``.  Empty
-    cells mean nothing.  Sends and receives are not written: they are added where stages of different ranks meet.  A
-    stage belongs to the rank on whose row most of its cells are.
+    cells are ignored.  Sends and receives are not written: they are added between stages of different ranks.  A stage
+    belongs to the rank whose row contains most of its cells.
 
-    Raises UsageError for what is no cell and InvalidSchedule for what cannot run, naming ``name``, row and column, both
-    counted from 1.
+    Raises UsageError for an invalid cell and InvalidSchedule for a schedule that cannot run, naming ``name``, row and
+    column, both counted from 1.
     """
 
     __slots__ = ("_columns", "_layout", "_name", "_orders", "num_microbatches", "num_model_chunks", "num_stages")
@@ -109,7 +109,7 @@ def _read_cell(name: str, row: int, column: int, text: str) -> _TextCell | None:
 
 
 def _layout(name: str, cells: Sequence[Sequence[_TextCell]]) -> StageLayout:
-    """Give each stage to the rank with most of its cells; of equals, to the first."""
+    """Assign each stage to the rank with most of its cells; in case of a tie, to the first."""
     if not cells:
         raise UsageError(f"{name}: expected one row per rank, got none")
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -136,9 +136,9 @@ def _place(name: str, row: int, column: int, text: str) -> str:
 
 
 def load_schedule(path: str | Path) -> CustomSchedule:
-    """Return the schedule that a file holds (``CustomSchedule`` says what a cell is), checked that it can run.
+    """Load a schedule from a file (see ``CustomSchedule`` for cells), checked that it can run.
 
-    Raises UsageError, naming file, row, column and cell, for what is wrong with it or with reading it.
+    Raises UsageError, naming file, row, column and cell, for errors in it or in reading it.
     """
     path = Path(path)
     try:
@@ -153,7 +153,7 @@ def load_schedule(path: str | Path) -> CustomSchedule:
 def parse_schedule(text: str, *, name: str = "schedule") -> CustomSchedule:
     """Return the schedule that ``text`` describes in the format of the files; errors call it ``name``.
 
-    Spaces around cells, empty cells and empty rows at the end mean nothing.
+    Spaces around cells, empty cells and empty rows at the end are ignored.
     """
     try:
         rows = list(csv.reader(text.rstrip().splitlines(), strict=True, skipinitialspace=True))
@@ -163,13 +163,13 @@ def parse_schedule(text: str, *, name: str = "schedule") -> CustomSchedule:
 
 
 def format_schedule(schedule: Schedule) -> str:
-    """Return the text that ``parse_schedule`` makes an equal schedule from."""
+    """Return the text from which ``parse_schedule`` makes an equal schedule."""
     rows = (",".join(map(str, schedule.compute_order(rank))) for rank in range(schedule.num_stages))
     return "".join(f"{row}\n" for row in rows)
 
 
 def write_schedule(schedule: Schedule, path: str | Path) -> None:
-    """Write any schedule to a file, to be changed by hand and read back by ``load_schedule``."""
+    """Write any schedule to a file, for editing by hand and reading back by ``load_schedule``."""
     try:
         Path(path).write_text(format_schedule(schedule), encoding="utf-8")
     except OSError as error:

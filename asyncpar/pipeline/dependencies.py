@@ -1,9 +1,9 @@
-"""Dependencies between operations, and a check that orders which respect them come to their end.  Pure.
+"""Dependencies between operations, and a check that orders that respect them can be completed.  Pure.
 
-Theory of operation.  Ranks do their operations in order and wait where something is missing.  What has happened stays
-so, and every wait names what it waits for, so an operation that can run now can still run later, whatever other ranks
-do meanwhile: all interleavings end in the same state.  One run in any convenient order therefore shows for every speed
-of ranks and links whether all come to their end, and if not, where each of them is stuck.
+Theory of operation.  Ranks do their operations in order and wait where something is missing.  Events are never undone,
+and every wait names its event, so an operation that can run now can still run later, whatever other ranks do meanwhile:
+all interleavings end in the same state.  One run in any convenient order therefore shows for every speed of ranks and
+links whether all reach their end, and if not, where each of them is stuck.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncpar.pipeline.operation import Content, Message, OperationKind, Pipelin
 
 Event = TypeVar("Event", bound=Hashable)
 Orders = Sequence[Sequence[PipelineOp]]
-"""What each rank does, by rank."""
+"""The operations of each rank, by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class DependencyRules(Generic[Event]):
 
 
 def computing(last_stage: int) -> DependencyRules[Message]:
-    """Return the rules of what is computed: what is made anywhere is there for all."""
+    """Return the rules of computation alone: what is made anywhere is available everywhere."""
 
     def needs(operation: PipelineOp) -> tuple[Message, ...]:
         return needs_of(operation, last_stage)
@@ -56,10 +56,10 @@ def needs_of(operation: PipelineOp, last_stage: int) -> tuple[Message, ...]:
 def in_order_of_need(
     orders: Orders, rules: DependencyRules[Event], place_of: Callable[[int, int], str]
 ) -> list[tuple[int, PipelineOp, Sequence[Event]]]:
-    """Return all operations as (rank, operation, what it needed), each behind all that it waits for.
+    """Return all operations as (rank, operation, what it needed), each after everything that it waits for.
 
-    Takes time linear in the number of operations.  Raises InvalidSchedule, naming who waits for what in a circle, if
-    they cannot all be done, or what is needed but made by none.
+    Takes time linear in the number of operations.  If they cannot all be done, raises InvalidSchedule naming the cycle
+    of waits, or what is needed but never made.
     """
     done: list[tuple[int, PipelineOp, Sequence[Event]]] = []
     made: set[Event] = set()
@@ -121,10 +121,10 @@ def _deadlock(
 
 
 def with_messages(order: Iterable[PipelineOp], layout: StageLayout) -> Iterator[PipelineOp]:
-    """Yield ``order``, with a receive before each operation whose input comes from another rank, and a send behind each
+    """Yield ``order`` with a receive before each operation whose input comes from another rank, and a send after each
     whose output goes to one.
 
-    What the next or the previous virtual stage of the same rank takes stays where it is: nothing is sent.
+    Between virtual stages of the same rank nothing is sent.
     """
     for operation in order:
         yield from _messages(_received(operation.kind), operation, layout)

@@ -1,7 +1,8 @@
-"""Stages that compute on CUDA devices: their activations and gradients go from device to device.
+"""Stages that compute on CUDA devices: their activations and gradients are sent from device to device.
 
-The communicator moves them, after the work in the streams of their stages; what they look like goes ahead of them in a
-small message, so that a stage can make room on its device.  Nothing here copies to the host or waits for a device.
+The communicator moves them, after the work in the streams of their stages; their shape and dtype are sent ahead in a
+small message, so that a stage can allocate memory on its device.  Nothing here copies to the host or waits for a
+device.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Sendable: TypeAlias = NDArray[Any] | DeviceArray
 
 @runtime_checkable
 class DeviceStage(Protocol):
-    """The further members of a ``Stage`` that takes and returns device arrays."""
+    """The additional members of a ``Stage`` that takes and returns device arrays."""
 
     @property
     def stream(self) -> int:
-        """The handle of the CUDA stream that it computes in, as all stages of a rank do; 1: the legacy default one."""
+        """The handle of its CUDA stream, common to all stages of a rank; 1: the legacy default one."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a new array of undefined content for an activation or its gradient, allocated for ``stream``.
+        """Return a new uninitialized array for an activation or its gradient, allocated for ``stream``.
 
         ``dtype`` is numpy's name, or ``bfloat16``.  Called in the loop's thread.
         """
@@ -41,14 +42,16 @@ class DeviceStage(Protocol):
 
 
 def device_stage(stage: Stage[Any]) -> DeviceStage | None:
-    """Return ``stage``, or what it recomputes, if that is on a device."""
+    """Return ``stage``, or the stage that it recomputes, if that is on a device."""
     while isinstance(stage, Recomputed):
         stage = stage.stage
     return stage if isinstance(stage, DeviceStage) else None
 
 
 def are_on_devices(stages: Sequence[Stage[Any]]) -> bool:
-    """Are all ``stages`` on devices?  Raises ``UsageError`` if some are and others not, or their streams differ."""
+    """Return whether all ``stages`` are on devices.  Raises ``UsageError`` if only some are, or their streams
+    differ.
+    """
     there = [device_stage(stage) for stage in stages]
     found = [stage is not None for stage in there]
     if any(found) and not all(found):
@@ -57,13 +60,15 @@ def are_on_devices(stages: Sequence[Stage[Any]]) -> bool:
             f"{', '.join(str(chunk) for chunk, is_there in enumerate(found) if is_there)} have a stream and empty"
         )
     streams = sorted({stage.stream for stage in there if stage is not None})
-    if len(streams) > 1:  # they hand arrays to each other on the rank, too
+    if len(streams) > 1:  # they pass arrays to each other on the rank, too
         raise UsageError(f"stages: expected all stages of a rank in one stream, got streams {streams}")
     return any(found)
 
 
 def check_sendable(array: object, what: str, stage: Stage[Any]) -> Sendable:
-    """Return what ``stage`` has computed, as it is sent.  Raises ``UsageError`` naming ``what`` for anything else."""
+    """Return the result of ``stage`` in the form in which it is sent.  Raises ``UsageError`` naming ``what``
+    otherwise.
+    """
     of_device = device_stage(stage)
     if of_device is not None:
         return replace(device_array(array, what), stream=of_device.stream)
@@ -78,7 +83,7 @@ def check_sendable(array: object, what: str, stage: Stage[Any]) -> Sendable:
 
 
 def given_to_stage(array: Any) -> Any:
-    """Return an array as stages take it."""
+    """Return an array in the form that stages take."""
     return array.owner if isinstance(array, DeviceArray) else array
 
 
@@ -90,7 +95,7 @@ class ArrayHeader:
     dtype: str
 
     def check(self) -> None:
-        """Raise ``ProtocolError`` for what no array looks like."""
+        """Raise ``ProtocolError`` for a header that no array can have."""
         try:
             dtype = np.dtype(ml_dtypes.bfloat16) if self.dtype == "bfloat16" else np.dtype(self.dtype)
         except TypeError as error:

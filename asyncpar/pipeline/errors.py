@@ -1,4 +1,4 @@
-"""Errors of pipelines, and the notices by which ranks that run a block together tell each other of them.  Pure."""
+"""Errors of pipelines, and the notices of them that ranks in a common block send each other.  Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asyncpar.pipeline.operation import OperationKind, PipelineOp
 
 
 class InvalidSchedule(UsageError):  # noqa: N818
-    """A schedule would compute something never, twice or in the wrong place, or would wait for ever.
+    """A schedule would compute something never, twice or in the wrong place, or would wait forever.
 
-    ``rank`` and ``operation`` are the culprit: what is wrong where it stands, or, if missing, what should be there.
+    ``rank`` and ``operation`` are the culprit: the wrong operation, or the one that should be there if it is missing.
     """
 
     def __init__(self, message: str, *, rank: int, operation: PipelineOp) -> None:
@@ -40,7 +40,7 @@ class ActionFailed(AsyncparError):  # noqa: N818
 
 
 def principal_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error in ``group`` that says most: one of this rank before those that other ranks have caused."""
+    """Return the most informative error in ``group``: one of this rank before those caused by other ranks."""
     leaves: list[BaseException] = []
     waiting: list[BaseException] = [group]
     while waiting:
@@ -59,13 +59,13 @@ def _distance(error: BaseException) -> int:
 
 
 class OffloadError(AsyncparError):
-    """The disk did not take what was to be offloaded, or gave back something else; the message says which and where."""
+    """The disk did not take offloaded data, or returned something else; the message names the data and the place."""
 
 
 class StepFailed(PeerCancelled):
     """A block that ranks run together has ended because one of them failed in it, or was cancelled.
 
-    ``rank`` is the culprit in world numbering, ``cause`` what happened there.  The group stays usable.
+    ``rank`` is the culprit in world numbering, ``cause`` its error.  The group stays usable.
     """
 
 
@@ -80,7 +80,9 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """``sender`` (in the group's numbering) left block ``block``; ``culprit`` is the world's rank that is the cause."""
+    """``sender`` (in the group's numbering) left block ``block``; ``culprit`` is the rank of the world that caused
+    it.
+    """
 
     block: int
     sender: int
@@ -112,7 +114,7 @@ class Mailing:
 
 
 def error_of(notice: Notice, ranks: Sequence[int], *, me: int, group: str) -> PeerError:
-    """Return the error that ``notice`` is to rank ``me`` of a group of ``ranks`` (of the world)."""
+    """Return the error to raise for ``notice`` on rank ``me`` of a group of ``ranks`` (of the world)."""
     sender = ranks[notice.sender]
     step = f"step #{notice.block} of {group}"
     if notice.kind is NoticeKind.LOST:

@@ -27,27 +27,27 @@ Arguments = TypeVarTuple("Arguments")
 LossFunction: TypeAlias = Callable[[Any, Any], tuple[Any, Array]]
 """Takes the output of the last stage and the target; returns the loss and its gradient at that output.
 
-The loss is a number, or a scalar on a device, which is looked at when the run is over.
+The loss is a number, or a scalar on a device, which is read when the run is over.
 """
 
 _LOOK_AHEAD = 2
-"""How many backward passes before its own an activation begins to come back from disk."""
+"""How many backward passes before its own an activation begins to be read back from disk."""
 
 
 class Compute(Protocol):
     """Runs the computation of layers: ``WorkerThread`` does so in a thread, while the loop moves messages."""
 
     async def run(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        """Return what ``function`` returns, one call after another."""
+        """Return the result of ``function``, one call after another."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStages:
-    """The virtual stages of one rank by chunk, and what computes them."""
+    """The virtual stages of one rank by chunk, and the object that computes them."""
 
     rank: int
-    """Of the world, for messages."""
+    """In world numbering, for messages."""
     last_stage: int
     stages: Sequence[Stage[Any]]
     compute: Compute
@@ -56,14 +56,14 @@ class RankStages:
     tags: Tags
     ahead: int
     recorder: Recorder
-    """Records what this rank computes, and when."""
+    """Records the computations of this rank, with times."""
     group: int
-    """The number of the group of the pipeline's ranks, under which that is recorded."""
+    """The number of the group of the pipeline's ranks, under which they are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The input of one run.  ``is_training`` says that there are targets and backward passes."""
+    """The input of one run.  ``is_training``: there are targets and backward passes."""
 
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None
@@ -91,7 +91,7 @@ class PipelineRun:
         self.mail: Mail
 
     async def run(self, opening: Callable[[], Coroutine[Any, Any, Route]]) -> None:
-        """Do all operations; ``opening`` gives the group for messages, and may fail."""
+        """Run all operations; ``opening`` returns the group for messages, and may fail."""
         async with CleanTaskGroup() as tasks:
             self.mail = Mail(
                 messages_in(self._operations),
@@ -136,7 +136,7 @@ class PipelineRun:
                 if not isinstance(principal, PeerError):
                     raise ActionFailed(self._stages.rank, operation, error) from error
                 principal.add_note(f"in {operation.kind} of virtual stage {operation.stage}")
-                raise principal from principal.__cause__  # of layers that talk to their peers
+                raise principal from principal.__cause__  # of layers that communicate with their peers
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class PipelineRun:
         self._stages.memory.free_activation(key)
 
     def _on_gradient(self, operation: PipelineOp) -> OnGradient | None:
-        """Gradients are final in the last operation of a chunk that adds to them."""
+        """Return the gradient callback if ``operation`` is the last one of its chunk that adds to gradients."""
         return self._load.on_gradient if self._last_weights[operation.chunk] is operation else None
 
     def _read_ahead(self, key: tuple[int, int]) -> None:

@@ -1,13 +1,13 @@
 """Runs a pipeline schedule on the ranks of a group.
 
-Theory of operation.  Every rank does its operations in order: what it computes goes to a compute thread, receptions are
-posted before they are needed, and sends go on in the background, so that messages move while layers compute.  Messages
-have a tag made of what they carry, so their order does not matter, and no rank waits for the end of a send: the
-simulation of the schedule shows that no rank waits for ever.
+Theory of operation.  Every rank does its operations in order: computation goes to a compute thread, receptions are
+posted before they are needed, and sends continue in the background, so that messages move while layers compute.
+Messages have a tag made of their content, so their order does not matter, and no rank waits for the end of a send: the
+simulation of the schedule shows that no rank waits forever.
 
-Each run begins with an exchange of what the ranks are about to do, behind which the first forward passes hide.  It
-finds ranks that do not fit together before anything is sent, and agrees on the number of the *attempt*: after a failure
-on any rank all go on with messages of another group, so that messages of the failed run are not received.
+Each run begins with an exchange of the ranks' intentions, hidden behind the first forward passes.  It detects ranks
+that do not match before anything is sent, and agrees on the number of the *attempt*: after a failure on any rank all
+continue with messages of another group, so that messages of the failed run are not received.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _OF_INFERENCE = (OperationKind.FORWARD, OperationKind.SEND_ACTIVATION, Operation
 
 
 class _OpeningMismatch(Exception):  # noqa: N818
-    """The openings of ranks do not fit together, which all ranks know, so none has to be told."""
+    """The openings of ranks do not match, which all ranks know, so none has to be notified."""
 
 
 class PipelineExecutor:
-    """This rank's part of a pipeline.  Make it on all ranks of ``communicator``, in the same order as other groups.
+    """This rank's part of a pipeline.  Create it on all ranks of ``communicator``, in the same order as other groups.
 
     ``stages`` are the virtual stages that the schedule puts on this rank, by chunk; ``loss`` is called on the rank with
-    the last one.  Stages that are ``DeviceStage`` on all ranks hand device arrays to each other, which the communicator
+    the last one.  Stages that are ``DeviceStage`` on all ranks pass device arrays to each other, which the communicator
     moves from device to device.  ``memory`` holds activations (default: in memory, counted).  A failure on a rank ends
     the run on all of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``.  With ``alarm``, whose ranks include
-    these, that is left to the block around the runs, which it must watch.  The next run works, on gradients that the
-    failed one may have added to: forget them first.
+    these, that is left to the block around the runs, which the alarm must watch.  The next run works, on gradients that
+    the failed one may have added to: zero them first.
 
-    ``name`` tells apart executors on one communicator, and belongs to one until it is closed; ranks compare it in each
-    run.  Raises ``InvalidSchedule`` for a schedule that cannot be run.
+    ``name`` distinguishes executors on one communicator, and belongs to one until it is closed; ranks compare it in
+    each run.  Raises ``InvalidSchedule`` for a schedule that cannot be run.
 
-    ``receive_ahead`` is how many receives are posted before their operations begin.
+    ``receive_ahead`` is the number of receives posted before their operations begin.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PipelineExecutor:
     ) -> None:
         group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} pipeline")
         assert group is not None, "this rank is in its own group"
-        self._group = group  # made before anything can be refused: all ranks must make the same groups
+        self._group = group  # created before anything can be refused: all ranks must create the same groups
         self._communicator, self._name = communicator, name
         self._alarm = StepAlarm(communicator) if alarm is None else alarm
         self._own_alarm = self._alarm if alarm is None else None
@@ -118,12 +118,12 @@ class PipelineExecutor:
 
     @property
     def has_first_stage(self) -> bool:
-        """Does this rank take the inputs?"""
+        """Whether this rank takes the inputs."""
         return self.schedule.rank_of(0) == self._group.rank
 
     @property
     def has_last_stage(self) -> bool:
-        """Does this rank take the targets, and get the losses?"""
+        """Whether this rank takes the targets, and gets the losses."""
         return self.schedule.rank_of(self._stages.last_stage) == self._group.rank
 
     async def run(
@@ -133,11 +133,11 @@ class PipelineExecutor:
         *,
         on_gradient: OnGradient | None = None,
     ) -> PipelineResult:
-        """Do all forward and backward passes, which add to the gradients of the stages' parameters.
+        """Run all forward and backward passes, which add to the gradients of the stages' parameters.
 
-        ``inputs`` has one item for each micro-batch, on the rank with the first virtual stage; ``targets`` likewise
-        where the last one is.  What other ranks pass is not looked at.  ``on_gradient`` is called, from the compute
-        thread, with the name of each parameter when its gradient is final.
+        ``inputs`` has one item for each micro-batch, on the rank with the first virtual stage; ``targets`` likewise on
+        that with the last one.  Values on other ranks are ignored.  ``on_gradient`` is called, from the compute thread,
+        with the name of each parameter when its gradient is final.
         """
         problem = self._problem(inputs, targets, is_training=True)
         load = Load(inputs=inputs, targets=targets, on_gradient=on_gradient, is_training=True)
@@ -156,7 +156,7 @@ class PipelineExecutor:
         )
 
     async def run_forward(self, inputs: Sequence[Any] | None = None) -> tuple[Array, ...]:
-        """Do the forward passes of ``inputs`` only, and return the outputs where the last virtual stage is.
+        """Run the forward passes of ``inputs`` only, and return the outputs on the rank with the last virtual stage.
 
         Other ranks return ().
         """
@@ -167,7 +167,7 @@ class PipelineExecutor:
         return tuple(execution.outputs[micro_batch] for micro_batch in sorted(execution.outputs))
 
     async def close(self) -> None:
-        """Listen no more for failures of other ranks, and free what memory holds.  Idempotent."""
+        """Stop receiving failures of other ranks, and free the held activations.  Idempotent."""
         if self._own_alarm is not None:
             await self._own_alarm.close()
         await self._memory.close()
@@ -231,7 +231,7 @@ class PipelineExecutor:
         )
 
     async def _try(self, execution: PipelineRun, opening: PipelineOpening) -> _OpeningMismatch | None:
-        """Run it; return, instead of raising, what all ranks know alike."""
+        """Run it; return, instead of raising, a mismatch that all ranks know."""
         topic = self._next_topic()
 
         async def agree() -> Route:
@@ -254,7 +254,9 @@ class PipelineExecutor:
         raise failure
 
     def _next_topic(self) -> str:
-        """Return what all ranks call this run: its place among those of this executor in the block that runs."""
+        """Return the common name of this run on all ranks: its number among those of this executor in the running
+        block.
+        """
         number, runs = self._runs
         runs = runs + 1 if number == self._alarm.block else 1
         self._runs = (self._alarm.block, runs)
@@ -277,7 +279,7 @@ class PipelineExecutor:
 
 
 def _check_memory(memory: MemoryManager) -> None:
-    """Raise ``UsageError`` for a manager that would move activations, which stay on their device."""
+    """Raise ``UsageError`` for a manager that would move activations, which must stay on their device."""
     if memory.strategy is MemoryOptimizationStrategy.EXTREME or memory.limit is not None:
         raise UsageError(
             "memory: expected no limit and a strategy other than extreme with stages on devices, whose activations are "
@@ -287,11 +289,11 @@ def _check_memory(memory: MemoryManager) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOpening:
-    """The run that one rank begins with the executor ``name``; ``problem`` says why it cannot.
+    """The run that one rank begins with the executor ``name``; ``problem`` is the reason why it cannot.
 
     ``is_on_device``: activations are device arrays.
 
-    ``attempt`` is larger than that of earlier runs if the last one failed here: messages of it may be under way.
+    ``attempt`` is larger than that of earlier runs if the last one failed here, since its messages may be in flight.
     """
 
     name: str
@@ -305,13 +307,13 @@ class PipelineOpening:
 
     @property
     def plan(self) -> str:
-        """A description of what must be equal on all ranks."""
+        """A description of the settings that must be equal on all ranks."""
         what = f"{self.method} of {self.schedule}, {self.micro_batches} micro-batches"
         return f"{what} (digest {self.digest}) by {self.name!r}"
 
 
 def find_mismatch(openings: Sequence[PipelineOpening], ranks: Sequence[int]) -> str | None:
-    """Return what does not fit together, None if all does; ``ranks`` are the numbers to use in the message."""
+    """Return a mismatch; None if everything matches.  ``ranks`` are the numbers to use in the message."""
     plans = [opening.plan for opening in openings]
     common, _ = Counter(plans).most_common(1)[0]
     different = [f"rank {rank} has {plan}" for rank, plan in zip(ranks, plans, strict=True) if plan != common]

@@ -22,19 +22,19 @@ from asyncpar.pipeline.schedule import Schedule
 
 Array: TypeAlias = NDArray[Any]
 Tags: TypeAlias = Mapping[tuple[int, Content], int]
-"""For the messages of one virtual stage, the tag of the one of micro-batch 0."""
+"""For the messages of one virtual stage, the tag of that of micro-batch 0."""
 
 Route: TypeAlias = Communicator | DeviceMessages
-"""What messages go through: of devices where stages are there."""
+"""The transport of messages: that of devices if the stages are on them."""
 
 RECEIVE_AHEAD: Final = 4
-"""How many receptions are posted before they are needed."""
+"""Number of receptions that are posted before they are needed."""
 
 
 def make_tags(schedule: Schedule) -> Tags:
     """Return tags such that no two messages of one rank to another in one run have the same.
 
-    Raises ``UsageError`` when there are not so many.
+    Raises ``UsageError`` if there are not enough tags.
     """
     used: dict[tuple[int, int], int] = {}
     tags: dict[tuple[int, Content], int] = {}
@@ -57,11 +57,11 @@ def make_tags(schedule: Schedule) -> Tags:
 class Mail:
     """The messages of one run on one rank; ``operations`` are all its sends and receives in order.
 
-    ``stages`` are those of the rank by chunk; where they are on devices, so are the arrays.
+    ``stages`` are those of the rank by chunk; if they are on devices, so are the arrays.
 
-    Receptions are posted in the order in which they are needed, at most ``ahead`` before that, so what they may hold is
-    bounded; none is a wait before its array is needed.  Sends hold their array until it may be reused.  All of them are
-    tasks of ``tasks``.
+    Receptions are posted in the order in which they are needed, at most ``ahead`` of them in advance, so their memory
+    is bounded; none counts as a wait before its array is needed.  Sends hold their array until it may be reused.  All
+    of them are tasks of ``tasks``.
     """
 
     def __init__(
@@ -82,20 +82,20 @@ class Mail:
         self._to_post = deque(operation for operation in operations if operation.kind.is_receive)
         self._posted: dict[Message, asyncio.Task[Sendable]] = {}
         self._needed: Message | None = None
-        """What this rank waits for."""
+        """The message that this rank waits for."""
         self._need: dict[Message, Callable[[], None]] = {}
-        """By posted reception: makes it a wait."""
+        """By posted reception: a function that turns it into a wait."""
         self._group: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
         self.sent = TrafficCount()
         self.received = TrafficCount()
 
     def open(self, group: Route) -> None:
-        """Let messages go, through ``group``; until then, they wait."""
+        """Start sending and receiving, through ``group``; until then, messages wait."""
         self._group.set_result(group)
         self._post()
 
     async def receive(self, operation: PipelineOp) -> Sendable:
-        """Return the array of a receive; each is asked for once, in order."""
+        """Return the array of a receive; each is requested once, in order."""
         await asyncio.shield(self._group)
         self._needed = operation.message
         if need := self._need.get(operation.message):
@@ -108,7 +108,7 @@ class Mail:
         return array
 
     def send(self, operation: PipelineOp, array: Sendable) -> None:
-        """Begin to send ``array``, which must not be changed until the run is over."""
+        """Start sending ``array``, which must not be changed until the run is over."""
         self._tasks.create_task(self._send(operation, array), name=f"send {operation}")
 
     def _post(self) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 class OperationKind(StrEnum):
     """The kind of an operation on one micro-batch of one virtual stage.
 
-    BACKWARD is BACKWARD_INPUT (the gradient of the stage's input, which the stage before waits for) and
-    BACKWARD_WEIGHT (the gradients of its parameters, which no other rank waits for) in one.
+    BACKWARD is BACKWARD_INPUT (the gradient of the stage's input, for which the previous stage waits) and
+    BACKWARD_WEIGHT (the gradients of its parameters, for which no other rank waits) in one.
     """
 
     FORWARD = "forward"
@@ -37,12 +37,12 @@ class OperationKind(StrEnum):
 
     @property
     def makes_gradient(self) -> bool:
-        """Whether it gives the gradient of the stage's input."""
+        """Whether it computes the gradient of the stage's input."""
         return self in _GIVES_GRADIENT
 
     @property
     def frees_activation(self) -> bool:
-        """Whether nothing that the stage saved for the micro-batch is needed any more once this is done."""
+        """Whether nothing that the stage saved for the micro-batch is needed any more afterwards."""
         return self in _LAST_OF_A_MICRO_BATCH
 
     @property
@@ -77,9 +77,9 @@ class Content(StrEnum):
 
 
 class Message(NamedTuple):
-    """The identity of a message: equal for the send and the receive that belong together, different for all others.
+    """The identity of a message: equal for a matching send and receive, different for all others.
 
-    ``stage`` is the virtual stage that made the content, which says the rank and the chunk that it comes from.
+    ``stage`` is the virtual stage that made the content, which determines the rank and the chunk that it comes from.
     """
 
     stage: int
@@ -94,10 +94,10 @@ class Message(NamedTuple):
 class PipelineOp:
     """One operation of one rank on ``micro_batch``.
 
-    ``stage`` is the virtual stage (0 .. num_virtual_stages - 1), always the rank's own: what SEND_ACTIVATION of stage
-    ``s`` sends, RECV_ACTIVATION of stage ``s + 1`` receives, and SEND_GRADIENT of ``s`` goes to RECV_GRADIENT of
-    ``s - 1``.  ``chunk`` is the place of the stage among those of its rank.  ``peer`` is the rank at the other end of
-    a send or receive, None for what is computed.
+    ``stage`` is the virtual stage (0 .. num_virtual_stages - 1), always the rank's own: RECV_ACTIVATION of stage
+    ``s + 1`` receives from SEND_ACTIVATION of stage ``s``, and RECV_GRADIENT of ``s - 1`` from SEND_GRADIENT of ``s``.
+    ``chunk`` is the place of the stage among those of its rank.  ``peer`` is the rank at the other end of a send or
+    receive, None for computations.
     """
 
     kind: OperationKind
@@ -115,7 +115,7 @@ class PipelineOp:
 
     @property
     def message(self) -> Message:
-        """The name of the message that this sends or receives; only for sends and receives."""
+        """The identity of the message that this sends or receives; only for sends and receives."""
         match self.kind:
             case OperationKind.SEND_ACTIVATION:
                 return Message(self.stage, Content.ACTIVATION, self.micro_batch)

@@ -1,4 +1,4 @@
-"""Layers that save their input only, and compute the rest again when it is needed (Chen et al. 2016)."""
+"""Layers that save only their input, and recompute the rest when it is needed (Chen et al. 2016)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _KEPT_IN_AGGRESSIVE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedSaved:
-    """The input of a layer, and the state of its generators when it began."""
+    """The input of a layer, and the initial state of its generators."""
 
     x: Any
     states: tuple[GeneratorState, ...]
 
 
 class Recomputed(Stage[RecomputedSaved]):
-    """``stage``, whose forward pass is done again at the beginning of its backward pass, with the same random numbers.
+    """``stage``, with its forward pass repeated at the beginning of its backward pass, with the same random numbers.
 
-    Every number is the same as without it, to the last bit, and so are the generators after it.  It costs one more
+    All results are the same as without it, to the last bit, and so are the generators afterwards.  It costs one more
     forward pass per backward pass.
     """
 
@@ -69,9 +69,9 @@ def apply_memory_strategy(
 ) -> tuple[Stage[Any], ...]:
     """Return ``layers``, with those wrapped whose activations ``strategy`` does not keep.
 
-    BASIC keeps all, STANDARD every second, AGGRESSIVE every fourth, counted from the end: what is needed first is kept.
-    EXTREME is as AGGRESSIVE; what it keeps goes to disk, which is the part of ``MemoryManager``.  ``recompute_all``
-    (``enable_gradient_checkpointing``) keeps none.
+    BASIC keeps all, STANDARD every second, AGGRESSIVE every fourth, counted from the end: activations that are needed
+    first are kept.  EXTREME is like AGGRESSIVE; the kept ones go to disk, which is the task of ``MemoryManager``.
+    ``recompute_all`` (``enable_gradient_checkpointing``) keeps none.
     """
     match MemoryOptimizationStrategy(strategy):
         case MemoryOptimizationStrategy.BASIC:

@@ -1,7 +1,7 @@
 """The registry of pipeline schedules, and schedules by name.  Pure.
 
-``register_schedule`` makes a schedule known by its name to everything that takes one: ``ThreeDParallelismConfig``, the
-estimates, the training commands.  All ranks register the same schedules.
+``register_schedule`` makes a schedule available by its name to everything that takes one: ``ThreeDParallelismConfig``,
+the estimates, the training commands.  All ranks register the same schedules.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ScheduleKind(ScheduleRecord):
     """The record of a schedule, for ``register_schedule``.
 
     ``make`` is called with ``num_stages``, ``num_microbatches`` and ``num_model_chunks`` by name and returns a
-    ``Schedule``, such as a subclass of it does.  It takes any number of micro-batches from 1, on which the layout must
-    not depend, and raises ``UsageError`` for numbers of stages or chunks that the schedule cannot have.
+    ``Schedule``; a subclass of ``Schedule`` will do.  It accepts any number of micro-batches from 1, on which the
+    layout must not depend, and raises ``UsageError`` for numbers of stages or chunks that the schedule cannot have.
     """
 
     name: str
@@ -78,9 +78,9 @@ def schedule_of(config: ThreeDParallelismConfig, micro_batches: int) -> Schedule
 
 
 def register_schedule(kind: ScheduleKind) -> None:
-    """Make the schedule ``kind`` known by its name in this process.
+    """Register the schedule ``kind`` under its name in this process.
 
-    It is proved first: for 1 to 8 stages, up to 13 micro-batches, and 1 and 2 chunks, as far as ``make`` takes them.
+    It is proved first: for 1 to 8 stages, up to 13 micro-batches, and 1 and 2 chunks, as far as ``make`` accepts them.
     Raises ``UsageError`` for a name that is taken, and for a schedule that cannot run, that differs from one call of
     ``make`` to the next, or whose layout depends on the number of micro-batches.
     """
@@ -105,14 +105,14 @@ def register_schedule(kind: ScheduleKind) -> None:
 
 
 def unregister_schedule(name: str) -> None:
-    """Forget a registered schedule.  Raises ``UsageError`` if there is none of this name, or the package has it."""
+    """Remove a registered schedule.  Raises ``UsageError`` if there is none of this name, or it is built in."""
     if not isinstance(schedule_record(name), ScheduleKind):
         raise UsageError(f"schedule: expected the name of a registered one, got {name!r}, which belongs to the package")
     SCHEDULES.unregister(name)
 
 
 def _prove(kind: ScheduleKind, stages: int, chunks: int, what: str) -> bool:
-    """Check the schedules of these sizes; return whether ``make`` takes them, False where it raises ``UsageError``."""
+    """Check the schedules of these sizes; return whether ``make`` accepts them, False if it raises ``UsageError``."""
     try:
         ranks = kind.stage_ranks(stages, chunks)
     except InvalidSchedule:

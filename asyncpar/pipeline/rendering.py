@@ -1,4 +1,4 @@
-"""Timelines and tables of what pipeline ranks do, as text.  Pure."""
+"""Timelines and tables of pipeline ranks' operations, as text.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncpar.errors import UsageError
 from asyncpar.pipeline.operation import PipelineOp
 
 Drawn = Sequence[tuple[PipelineOp, float, float]]
-"""What one rank does: operations, when they begin and when they end."""
+"""The work of one rank: operations with their starts and ends."""
 
 _LEAST_WIDTH = 20
 _MOST_BLOCKS = 6
@@ -50,11 +50,12 @@ def table(rows: Sequence[Row], width: int) -> list[str]:
 
 
 def timeline(ranks: Sequence[Drawn], width: int) -> list[str]:
-    """Return lines that show what each rank does when: one line per rank, dots where it idles.
+    """Return a timeline of all ranks: one line per rank, dots where it idles.
 
-    Operations are drawn as wide as they are long, with their cell (stage, kind, micro-batch) in them, and go on in
-    further blocks of lines where they do not fit into ``width``.  If that takes many blocks, they shrink to letters of
-    their kind; if even that does, one block shows only how busy each rank is in each part of the time.
+    Operations are drawn with widths proportional to their durations, labelled with their cell (stage, kind,
+    micro-batch), and continue in further blocks of lines if they do not fit into ``width``.  If that takes many blocks,
+    they shrink to letters of their kind; if even that does, one block shows only how busy each rank is in each part of
+    the time.
     """
     check_width(width)
     end = max(drawn[-1][2] for drawn in ranks)
@@ -79,7 +80,7 @@ def _labelled(lines: Sequence[str], label: int) -> list[str]:
 
 
 def _characters_per_unit(ranks: Sequence[Drawn], end: float, room: int) -> float | None:
-    """Return as many as names need, or one, whichever takes few blocks; None if neither does."""
+    """Return the scale that fits names, or single letters, whichever takes few blocks; None if neither does."""
     shortest = min(stop - start for drawn in ranks for _, start, stop in drawn if stop > start)
     name = max(len(str(operation)) for drawn in ranks for operation, _, _ in drawn)
     for characters in (name + 1, 1):
@@ -89,7 +90,7 @@ def _characters_per_unit(ranks: Sequence[Drawn], end: float, room: int) -> float
 
 
 def check_width(width: int) -> int:
-    """Return ``width``; raise a UsageError if nothing sensible fits into lines of so many characters."""
+    """Return ``width``; raise a UsageError if lines of so many characters are too short."""
     if width < _LEAST_WIDTH:
         raise UsageError(f"width: expected at least {_LEAST_WIDTH} characters, got {width!r}")
     return width
@@ -104,7 +105,7 @@ def _line(drawn: Drawn, per_unit: float, length: int) -> str:
 
 
 def _cell(operation: PipelineOp, width: int) -> str:
-    """Return the operation's name and a blank if there is room for both, else the letter of its kind all over."""
+    """Return the operation's name and a blank if there is room for both, else the letter of its kind repeated."""
     name = str(operation)
     return name.ljust(width - 1, "-") + " " if len(name) < width else operation.kind.symbol * width
 

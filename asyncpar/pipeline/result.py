@@ -10,7 +10,7 @@ from asyncpar.pipeline.operation import Content, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryTraffic:
-    """Bytes of arrays that went from virtual stage ``before`` on to ``before + 1``, and their gradients back."""
+    """Bytes of arrays sent from virtual stage ``before`` to ``before + 1``, and of their gradients sent back."""
 
     before: int
     activation_bytes: int
@@ -20,12 +20,12 @@ class BoundaryTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """``losses`` are those of the micro-batches, on the rank with the last virtual stage; () on the others.
+    """Result of a run; ``losses`` are those of the micro-batches on the rank with the last virtual stage, () on others.
 
-    In flight is what is kept of a micro-batch by a chunk from its forward until its backward, or its weight gradients,
-    are done: ``peak_in_flight`` counts, ``peak_bytes`` measures the arrays in memory.  ``seconds`` is what the whole
-    run took, of which this rank computed for ``seconds_busy`` and had to wait for messages for ``seconds_waiting``.
-    ``sent`` and ``received`` list the boundaries to other ranks; what stays on a rank is not counted.
+    A micro-batch is in flight in a chunk from its forward until its backward, or its weight gradients, are done:
+    ``peak_in_flight`` counts these, ``peak_bytes`` measures their arrays in memory.  ``seconds`` is the time of the
+    whole run, of which this rank computed for ``seconds_busy`` and had to wait for messages for ``seconds_waiting``.
+    ``sent`` and ``received`` list the boundaries to other ranks; transfers within a rank are not counted.
     """
 
     losses: tuple[float, ...]

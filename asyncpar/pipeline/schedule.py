@@ -1,4 +1,4 @@
-"""Pipeline schedules: in what order each rank computes, sends and receives.  Pure data."""
+"""Pipeline schedules: the order in which each rank computes, sends and receives.  Pure data."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class Schedule(ABC):
 
     @abstractmethod
     def compute_order(self, rank: int) -> tuple[PipelineOp, ...]:
-        """Return what ``rank`` computes, in order, without sends and receives."""
+        """Return the computations of ``rank``, in order, without sends and receives."""
 
     def get_stage_schedule(self, stage: int) -> tuple[PipelineOp, ...]:
-        """Return all that the rank of the physical stage ``stage`` does, in order.
+        """Return all operations of the rank of the physical stage ``stage``, in order.
 
-        Receives stand before the operation that needs what comes, sends behind the one that made what goes.  What two
-        virtual stages of the same rank hand over is neither sent nor received.
+        Receives precede the operation that needs their message, sends follow the one that made it.  Between two virtual
+        stages of the same rank nothing is sent or received.
         """
         check_index("stage", stage, self.num_stages)
         return tuple(with_messages(self.compute_order(stage), self.layout))
 
     def place_of(self, rank: int, action: int) -> str:
-        """Return how errors name an action of ``compute_order(rank)``."""
+        """Return the name in errors of an action of ``compute_order(rank)``."""
         return f"rank {rank}, action {action} ({self.compute_order(rank)[action]})"
 
     def row_of(self, rank: int) -> str:
-        """Return how errors name a rank of this schedule."""
+        """Return the name in errors of a rank of this schedule."""
         return f"{self.name}: rank {rank}"
 
     @property
@@ -88,9 +88,9 @@ class Schedule(ABC):
 class PipelineSchedule(Schedule):
     """One of the built-in schedules, for any number of ranks and micro-batches.
 
-    ``num_model_chunks`` may be more than 1 for all but ONE_FORWARD_ONE_BACKWARD (INTERLEAVED_ONE_F1B is that with
-    chunks).  ZBV and DUALPIPE_V always have two chunks per rank: rank ``r`` of ``p`` holds virtual stages ``r`` and
-    ``2 p - 1 - r``; there the default of 1 becomes 2.
+    ``num_model_chunks`` may be more than 1 for all but ONE_FORWARD_ONE_BACKWARD (INTERLEAVED_ONE_F1B is its variant
+    with chunks).  ZBV and DUALPIPE_V always have two chunks per rank: rank ``r`` of ``p`` holds virtual stages ``r``
+    and ``2 p - 1 - r``; there the default of 1 becomes 2.
     """
 
     num_stages: int

@@ -1,8 +1,8 @@
-"""Costs of operations, and time, idle time and memory of a schedule by them.  Pure.
+"""Costs of operations, and the resulting time, idle time and memory of a schedule.  Pure.
 
-Ranks compute their orders one operation at a time; each begins when the rank is free and all that it needs is there.
-Messages travel beside the computation (receives are posted ahead, sends go in the background): what another rank made
-is there ``latency`` later, what the same rank made at once.
+Ranks compute their orders one operation at a time; each begins when the rank is free and all its inputs are available.
+Messages are sent concurrently with the computation (receives are posted ahead, sends run in the background): results of
+another rank are available ``latency`` later, those of the same rank at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ CostModel = Callable[[PipelineOp], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Time of each kind of operation; a whole ``backward`` takes what both halves do, unless said otherwise.
+    """Time of each kind of operation; a whole ``backward`` defaults to the sum of both halves.
 
-    ``stage_factors``, if given, says for each virtual stage how much longer it takes.
+    ``stage_factors``, if given, are the factors of these times for each virtual stage.
 
     ``forward``, ``backward_input`` and ``backward_weight`` are the times of one micro-batch in one stage, in any unit.
     """
@@ -73,7 +73,7 @@ UNIT_COSTS = Costs()
 
 
 def cost_of(operation: PipelineOp, costs: CostModel) -> float:
-    """Return what an operation costs; raise a UsageError if that is no span of time."""
+    """Return the cost of an operation; raise a UsageError if that is not a span of time."""
     cost = costs(operation)
     if not is_time(cost):
         raise UsageError(f"costs: expected a finite time of 0 or more for {operation}, got {cost!r}")
@@ -82,7 +82,7 @@ def cost_of(operation: PipelineOp, costs: CostModel) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSpan:
-    """An operation and when it ran."""
+    """An operation and the time of its run."""
 
     operation: PipelineOp
     start: float
@@ -91,9 +91,10 @@ class OperationSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """``spans[rank]`` is what each rank did and when; ``peak_in_flight[rank]`` the most that it kept at any time.
+    """``spans[rank]`` are the operations of each rank with times; ``peak_in_flight[rank]`` is the most that it kept at
+    any time.
 
-    In flight is a micro-batch of a chunk from its forward until its backward, or its weight gradients, are done.
+    A micro-batch is in flight in a chunk from its forward until its backward, or its weight gradients, are done.
     """
 
     name: str
@@ -103,34 +104,34 @@ class Simulation:
 
     @property
     def makespan(self) -> float:
-        """From the first operation's start to the last one's end."""
+        """Time from the first operation's start to the last one's end."""
         return max(spans[-1].end for spans in self.spans)
 
     @property
     def busy(self) -> tuple[float, ...]:
-        """For each rank, the time that it computes."""
+        """For each rank, its compute time."""
         return tuple(sum(span.end - span.start for span in spans) for spans in self.spans)
 
     @property
     def ideal(self) -> float:
-        """The compute time of the busiest rank, which no order can undercut."""
+        """The compute time of the busiest rank, a lower bound for any order."""
         return max(self.busy)
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Time lost, in parts of the ideal: the definition of the Megatron papers."""
+        """Lost time as a part of the ideal: the definition of the Megatron papers."""
         return (self.makespan - self.ideal) / self.ideal if self.ideal else 0.0
 
     @property
     def bubble_fraction(self) -> float:
-        """Time lost, in parts of the makespan: the definition of the GPipe paper."""
+        """Lost time as a part of the makespan: the definition of the GPipe paper."""
         return (self.makespan - self.ideal) / self.makespan if self.makespan else 0.0
 
     @property
     def span_bubble(self) -> float:
         """The most that a rank idles between its own first and last operation.
 
-        Less than makespan - ideal where ranks begin the next step while others still end this one.
+        Less than makespan - ideal if ranks begin the next step while others still end this one.
         """
         gaps = (spans[-1].end - spans[0].start - busy for spans, busy in zip(self.spans, self.busy, strict=True))
         return max(gaps)
@@ -156,7 +157,7 @@ class Simulation:
 
 
 def simulate(schedule: Schedule, costs: CostModel = UNIT_COSTS, latency: float = 0.0) -> Simulation:
-    """Return what ``schedule`` takes if each hop between ranks takes ``latency``.
+    """Simulate ``schedule``, with ``latency`` for each hop between ranks.
 
     Raises InvalidSchedule, before anything is simulated, if it cannot be run (``check_schedule``).
 
@@ -184,7 +185,7 @@ def simulate(schedule: Schedule, costs: CostModel = UNIT_COSTS, latency: float =
 
 
 def peak_in_flight(order: Iterable[PipelineOp]) -> int:
-    """Return the most micro-batches, counted once per chunk, that are between forward and the end of backward."""
+    """Return the largest number of micro-batches, counted once per chunk, between forward and the end of backward."""
     kept = peak = 0
     for operation in order:
         kept += operation.kind is OperationKind.FORWARD

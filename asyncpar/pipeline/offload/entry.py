@@ -31,7 +31,7 @@ class OffloadEntry:
     needed: int
     owners: tuple[Array, ...]
     is_wanted: bool = False
-    """It stays in memory from now on."""
+    """Whether it stays in memory from now on."""
     is_freed: bool = False
     on_disk: OnDisk | None = None
     moving: asyncio.Task[None] | None = None
@@ -42,7 +42,7 @@ class OffloadEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes now."""
+        """Bytes of memory that it currently takes."""
         return sum(owner.nbytes for owner in self.owners)
 
     @property
@@ -50,7 +50,7 @@ class OffloadEntry:
         return not self.is_wanted and self.moving is None and self.on_disk is None and bool(self.owners)
 
     def must_stay(self) -> bool:
-        """Is it of no use any more to have it on disk?"""
+        """Return whether a copy on disk has become useless."""
         return self.is_wanted or self.is_freed
 
 
@@ -62,7 +62,7 @@ class Volume:
     nbytes: int = 0
 
     def plus(self, nbytes: int) -> Volume:
-        """Return this and once more."""
+        """Return the volume with one more transfer."""
         return Volume(count=self.count + 1, nbytes=self.nbytes + nbytes)
 
 
@@ -70,8 +70,9 @@ class Volume:
 class MemoryUsageStats:
     """Measured figures, in bytes of the arrays themselves, shared memory counted once.
 
-    ``current_bytes`` and ``peak_bytes`` are in memory, ``current_count`` and ``peak_count`` held at all (in flight);
-    ``offloaded`` went to disk and ``restored`` came back from there; ``retrieved`` was asked for, wherever it was.
+    ``current_bytes`` and ``peak_bytes`` are in memory, ``current_count`` and ``peak_count`` held anywhere (in flight);
+    ``offloaded`` was written to disk and ``restored`` read back from there; ``retrieved`` was requested, wherever it
+    was.
     """
 
     current_bytes: int
@@ -90,7 +91,7 @@ class MemoryUsageStats:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Keeps what layers have saved until their backward passes, in memory or on disk."""
+"""Storage of saved activations until their backward passes, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from asyncpar.pipeline.offload.packing import ByteLedger, owners_in, take_apart
 from asyncpar.pipeline.offload.spill import SpillFile
 
 _WRITES_AT_ONCE: Final = 2
-"""Number of values that may be written to disk at once, where all go there, before storing more has to wait."""
+"""Number of values that may be written to disk at once, if all go there, before storing more has to wait."""
 
 
 class MemoryManager:
     """Holds activations by (chunk, micro-batch) from ``store_activation`` to ``free_activation``.
 
     With the strategy EXTREME all of them go to disk; otherwise those that are needed last, as soon as the next one
-    (taken to be as large as the largest so far) would pass ``limit`` bytes; ``make_room`` waits until that is done.
-    What was offloaded comes back bit for bit.  Files are written and read by a thread of its own, so that computing
-    goes on.  A disk that fails is an ``OffloadError`` in the next call; ``clear`` begins anew after that.
+    (assumed to be as large as the largest so far) would exceed ``limit`` bytes; ``make_room`` waits until that is done.
+    Offloaded values are restored bit for bit.  Files are written and read by a separate thread, so that computing
+    continues.  A disk failure raises ``OffloadError`` in the next call; ``clear`` starts over after that.
 
-    Owns that thread, one file without a name in ``folder`` (default: where the system keeps temporary files), and the
-    tasks of values on their way; ``close`` ends all of them.
+    Owns that thread, one unnamed file in ``folder`` (default: the system's folder for temporary files), and the tasks
+    of values in transit; ``close`` ends all of them.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class MemoryManager:
         )
 
     def start_peak(self) -> None:
-        """Let the peaks begin at what is held now."""
+        """Restart the peaks from the current figures."""
         self._ledger.start_anew()
         self._peak_count = len(self._entries)
 
     async def make_room(self) -> None:
         """Wait until another value, as large as the largest so far, can be stored; call it before that is computed.
 
-        Returns, too, when nothing more can be offloaded: a limit below what must be in memory at once is not kept.
+        Also returns when nothing more can be offloaded: a limit below the memory that is needed at once is not kept.
         """
         self._check()
         if self.limit is not None:
@@ -99,7 +99,9 @@ class MemoryManager:
                 await self._one_moved()
 
     def store_activation(self, key: Key, value: Any, *, needed: int = 0) -> None:
-        """Hold ``value``, and begin to write what is to go to disk; ``needed`` grows with the time of its use."""
+        """Hold ``value``, and start writing values that are to go to disk; ``needed`` grows with the time of its
+        use.
+        """
         self._check()
         if key in self._entries:
             raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} is stored already; free it first")
@@ -115,7 +117,7 @@ class MemoryManager:
             self._move_out_for(self.limit)
 
     async def retrieve_activation(self, key: Key) -> Any:
-        """Return what was stored; it is in memory, and counted, until it is freed."""
+        """Return the stored value; it is in memory, and counted, until it is freed."""
         self._check()
         entry = self._find(key)
         entry.is_wanted = True
@@ -130,7 +132,7 @@ class MemoryManager:
         return entry.value
 
     def read_ahead(self, key: Key) -> None:
-        """Begin to bring ``key`` back if it is on disk and there is room: it will be retrieved soon."""
+        """Start reading ``key`` back if it is on disk and there is room: it will be retrieved soon."""
         entry = self._entries.get(key)
         if entry is None or self._failure is not None:
             return
@@ -143,14 +145,14 @@ class MemoryManager:
                 self._start(entry, self._move_in(entry, entry.on_disk))
 
     def replace_activation(self, key: Key, value: Any) -> None:
-        """Hold ``value``, which is small and stays in memory, instead of what was retrieved."""
+        """Hold ``value``, which is small and stays in memory, in place of the retrieved value."""
         entry = self._find(key)
         self._ledger.remove(entry.owners)
         entry.value, entry.owners, entry.is_wanted = value, owners_in(value), True
         self._ledger.add(entry.owners)
 
     def free_activation(self, key: Key) -> None:
-        """Hold ``key`` no more."""
+        """Release ``key``."""
         entry = self._find(key)
         del self._entries[key]
         self._ledger.remove(entry.owners)
@@ -160,18 +162,18 @@ class MemoryManager:
             self._release(entry)
 
     async def settle(self) -> None:
-        """Wait until nothing is on its way to disk or back."""
+        """Wait until no value is in transit to or from disk."""
         while self._moving:
             await asyncio.wait(self._moving)
 
     def clear(self) -> None:
-        """Free everything, and forget that the disk has failed."""
+        """Free everything, and forget a disk failure."""
         for key in list(self._entries):
             self.free_activation(key)
         self._failure = None
 
     async def close(self) -> None:
-        """Free everything, and end what runs.  Idempotent."""
+        """Free everything, and stop the thread and tasks.  Idempotent."""
         self.clear()
         await self.settle()
         self._thread.close()
@@ -196,7 +198,7 @@ class MemoryManager:
         return self._ledger.current + self._largest <= limit
 
     def _move_out_for(self, limit: int) -> None:
-        """Begin to write what is needed last, until another value will fit."""
+        """Start writing the values needed last, until another value will fit."""
         leaving = sum(entry.nbytes for entry in self._entries.values() if entry.moving and not entry.is_wanted)
         staying = self._ledger.current - leaving
         for entry in sorted(self._entries.values(), key=lambda entry: -entry.needed):
@@ -216,7 +218,7 @@ class MemoryManager:
         task.add_done_callback(lambda _: self._moved(entry, task))
 
     def _moved(self, entry: OffloadEntry, task: asyncio.Task[None]) -> None:
-        """Note the end of a move; if it has failed, the next call raises."""
+        """Record the end of a move; if it has failed, the next call raises."""
         self._moving.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._failure is None and not entry.is_freed:
@@ -224,8 +226,8 @@ class MemoryManager:
             self._failure.__cause__ = error
 
     async def _move_out(self, entry: OffloadEntry) -> None:
-        """Write the value, and drop it unless it is wanted again by then."""
-        if entry.must_stay():  # and may be changed by now, in another thread
+        """Write the value, and drop it from memory unless it is wanted again by then."""
+        if entry.must_stay():  # and may have been changed by now, in another thread
             entry.moving = None
             return
         nbytes = entry.nbytes
@@ -249,7 +251,7 @@ class MemoryManager:
             entry.moving = None
 
     async def _move_in(self, entry: OffloadEntry, place: OnDisk) -> None:
-        """Read the value again."""
+        """Read the value back."""
         try:
             blocks = await self._thread.run(self._opened().read, place.start, place.skeleton.sizes, place.checksum)
             if not entry.is_freed:

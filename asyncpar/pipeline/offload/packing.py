@@ -1,7 +1,7 @@
-"""Take what a layer has saved apart into memory blocks, and put it together again.  Pure.
+"""Decomposition of saved values into memory blocks, and their reassembly.  Pure.
 
-Arrays are replaced by holes in a copy of the containers that they are in; everything else stays the same object.  All
-views of one piece of memory are made views of one block again, so what was shared is shared afterwards.
+Arrays are replaced by holes in a copy of their containers; everything else stays the same object.  All views of one
+piece of memory become views of one block again, so shared memory is shared afterwards.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Skeleton:
 def take_apart(value: object) -> tuple[Skeleton, list[Array]]:
     """Return the skeleton of ``value`` and its memory, as arrays of bytes that are views of it: nothing is copied.
 
-    Arrays of objects, and arrays inside objects that are no tuple, list, dict or dataclass, stay where they are.
+    Arrays of objects, and arrays inside objects other than tuples, lists, dicts and dataclasses, stay where they are.
     """
     blocks: list[Array] = []
     places: dict[int, int] = {}
@@ -72,7 +72,7 @@ def take_apart(value: object) -> tuple[Skeleton, list[Array]]:
 
 
 def _is_dense(owner: Array) -> bool:
-    """Do the elements fill one range of memory, beginning with the first one?"""
+    """Return whether the elements fill one range of memory, beginning with the first one."""
     expected = owner.itemsize
     for stride, length in sorted(zip(owner.strides, owner.shape, strict=True)):
         if length > 1:
@@ -99,14 +99,14 @@ def _view(hole: _Hole, blocks: Sequence[Array]) -> Array:
 
 
 def _rebuilt(value: object, change: Callable[[object], object]) -> object:
-    """Return ``value`` with its leaves changed; containers in which nothing changes stay the same objects."""
+    """Return ``value`` with its leaves changed; containers without changes stay the same objects."""
     return _visit(value, change, {})
 
 
 def _visit(one: object, change: Callable[[object], object], known: dict[int, object]) -> object:
-    """Return ``one`` after ``change``, from ``known`` if it was met before.
+    """Return ``one`` after ``change``, from ``known`` if it was visited before.
 
-    No closure refers to itself here: such a cycle would keep what was visited in memory until Python collects cycles.
+    No closure refers to itself here: such a cycle would keep visited objects in memory until Python collects cycles.
     """
     if id(one) not in known:
         known[id(one)] = one  # for containers that contain themselves
@@ -165,7 +165,7 @@ Array: TypeAlias = NDArray[Any]
 def arrays_in(value: object) -> Iterator[Array]:
     """Yield every array in ``value``, each once: in tuples, lists, dicts, dataclasses, partials and closures.
 
-    Other objects are not looked into.
+    Other objects are not searched.
     """
     seen: set[int] = set()
     waiting = [value]
@@ -181,7 +181,7 @@ def arrays_in(value: object) -> Iterator[Array]:
 
 
 def parts_of(value: object) -> Iterable[object]:
-    """Return what is directly in a container, () for anything else."""
+    """Return the direct parts of a container, () for anything else."""
     if isinstance(value, (tuple, list)):
         return value
     if isinstance(value, Mapping):
@@ -197,7 +197,7 @@ def parts_of(value: object) -> Iterable[object]:
 
 
 def owner_of(array: Array) -> Array:
-    """Return the array whose memory ``array`` is a view of: itself, if it is none."""
+    """Return the array whose memory ``array`` is a view of: itself if it is not a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -209,7 +209,7 @@ def bytes_of(value: object) -> int:
 
 
 class ByteLedger:
-    """Counts the memory of values that are held, each piece once however many of them share it."""
+    """Counts the memory of held values, each piece once however many of them share it."""
 
     def __init__(self) -> None:
         self._uses: Counter[int] = Counter()
@@ -225,7 +225,7 @@ class ByteLedger:
         self.peak = max(self.peak, self.current)
 
     def remove(self, owners: Iterable[Array]) -> None:
-        """Count ``owners``, which were added once more than removed, no more."""
+        """Stop counting ``owners``, each of which was added once more than removed."""
         for owner in owners:
             self._uses[id(owner)] -= 1
             if not self._uses[id(owner)]:
@@ -233,12 +233,12 @@ class ByteLedger:
                 self.current -= owner.nbytes
 
     def start_anew(self) -> None:
-        """Let the peak begin at what is held now."""
+        """Restart the peak from the current figure."""
         self.peak = self.current
 
 
 def owners_in(value: object) -> tuple[Array, ...]:
-    """Return the memory that the arrays in ``value`` are views of, each piece once."""
+    """Return the arrays whose memory the arrays in ``value`` are views of, each piece once."""
     return tuple({id(owner): owner for owner in map(owner_of, arrays_in(value))}.values())
 
 

@@ -1,4 +1,4 @@
-"""A file for what does not stay in memory."""
+"""A file for data that do not stay in memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _AT_ONCE: Final = 1 << 26
 
 
 class SpillFile:
-    """Blocks of bytes in a file without a name, so that nothing is left behind however the process ends.
+    """Blocks of bytes in an unnamed file, so that nothing is left behind however the process ends.
 
-    ``reserve`` and ``release`` are for the loop, ``write`` and ``read`` for a thread: ranges that differ may be worked
-    on at the same time.
+    ``reserve`` and ``release`` are for the loop, ``write`` and ``read`` for a thread: different ranges may be used
+    concurrently.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,13 +40,13 @@ class SpillFile:
         self._finalizer = weakref.finalize(self, os.close, number)
 
     def reserve(self, nbytes: int) -> int:
-        """Take a range of the file and return where it starts."""
+        """Reserve a range of the file and return its start."""
         start = self._ranges.allocate(max(1, nbytes))
         assert start is not None, "a file has room, if a disk has"
         return start
 
     def release(self, start: int) -> None:
-        """Give a range back; nothing may be writing to it."""
+        """Release a range; nothing may be writing to it."""
         self._ranges.release(start)
 
     def write(self, start: int, blocks: Sequence[Array]) -> int:
@@ -65,7 +65,7 @@ class SpillFile:
         return checksum
 
     def read(self, start: int, sizes: Sequence[int], checksum: int) -> list[Array]:
-        """Return blocks that were written.  Raises ``OffloadError`` if they are not what was written."""
+        """Return written blocks.  Raises ``OffloadError`` if they differ from what was written."""
         blocks = [np.empty(size, np.uint8) for size in sizes]
         found = 0
         for block in blocks:

@@ -15,7 +15,7 @@ __all__ = ["ComputeStep", "rank_order"]
 def rank_order(
     schedule_type: PipelineScheduleType, *, rank: int, ranks: int, micro_batches: int, chunks: int
 ) -> Iterator[ComputeStep]:
-    """Yield what ``rank`` of ``ranks`` computes; sizes are checked by the caller."""
+    """Yield the computations of ``rank`` of ``ranks``; sizes are checked by the caller."""
     match schedule_type:
         case PipelineScheduleType.SEQUENTIAL:
             return sequential(micro_batches, chunks)

@@ -8,8 +8,9 @@ Poirier 2022).
 
 Interleaved 1F1B: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
 (2021), section 2.2: a smaller bubble for more messages and more activations.  Micro-batches go through the chunks in
-groups.  Groups as large as there are ranks keep least; where the number of micro-batches is no multiple of that, groups
-are larger (less than twice), never smaller: the bubble stays (p - 1) (F + B) for any number of micro-batches from p on.
+groups.  Groups as large as the number of ranks keep least; if the number of micro-batches is not a multiple of that,
+groups are larger (less than twice), never smaller: the bubble stays (p - 1) (F + B) for any number of micro-batches
+from p on.
 
 Zero bubble: ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism" (2023): weight gradients fill the bubble, and a rank
 keeps as much as the first rank of 1F1B.
@@ -24,7 +25,7 @@ from asyncpar.pipeline.orders.step import ComputeStep, backward, backward_input,
 
 
 def gpipe(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
-    """Yield all forwards, then all backwards, the micro-batch that came first going first in both."""
+    """Yield all forwards, then all backwards, both in the order of micro-batches."""
     yield from _forwards(micro_batches, chunks)
     for chunk in reversed(range(chunks)):
         for micro_batch in range(micro_batches):
@@ -55,7 +56,7 @@ def _forwards(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
 
 
 def one_f1b(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
-    """Run ahead by as many forwards as there are ranks behind this one, then alternate, then finish the backwards."""
+    """Run ahead by as many forwards as there are ranks after this one, then alternate, then finish the backwards."""
     ahead = min(ranks - 1 - rank, micro_batches)
     for micro_batch in range(ahead):
         yield forward(0, micro_batch)
@@ -67,7 +68,7 @@ def one_f1b(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
 
 
 def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
-    """Run ahead through all chunks but the last and two steps per rank behind this one, then alternate.
+    """Run ahead through all chunks but the last and two steps per rank after this one, then alternate.
 
     With one chunk there is nothing to interleave, and the order is that of 1F1B.
     """
@@ -77,7 +78,7 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Itera
 
 
 def groups_of(ranks: int, micro_batches: int) -> list[range]:
-    """Cut micro-batches into as many groups of at least ``ranks`` as there can be, sizes differing by one at most.
+    """Cut micro-batches into as many groups of at least ``ranks`` as possible, with sizes differing by at most one.
 
     There may be more than ``micro_batches`` of them if those are fewer than ranks.
     """
@@ -105,7 +106,7 @@ def _interleave(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> 
 
 
 def zero_bubble(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
-    """Run one step ahead for each rank behind this one; weight gradients lag by one step for each rank before it."""
+    """Run one step ahead for each rank after this one; weight gradients lag by one step for each rank before it."""
     return only_first(_split_backwards(rank, groups_of(ranks, micro_batches), ranks, chunks), micro_batches)
 
 

@@ -1,4 +1,4 @@
-"""One step of a rank's order, before it is known which virtual stages the rank holds.  Pure."""
+"""One step of a rank's order, before the rank's virtual stages are known.  Pure."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ def backward(chunk: int, micro_batch: int) -> ComputeStep:
 
 
 def backward_input(chunk: int, micro_batch: int) -> ComputeStep:
-    """Return the half of the backward pass that the stage before waits for."""
+    """Return the half of the backward pass for which the previous stage waits."""
     return ComputeStep(OperationKind.BACKWARD_INPUT, chunk, micro_batch)
 
 
 def backward_weight(chunk: int, micro_batch: int) -> ComputeStep:
-    """Return the half of the backward pass that no other rank waits for."""
+    """Return the half of the backward pass for which no other rank waits."""
     return ComputeStep(OperationKind.BACKWARD_WEIGHT, chunk, micro_batch)
 
 
 def only_first(steps: Iterable[ComputeStep], micro_batches: int) -> Iterator[ComputeStep]:
     """Leave out all steps of micro-batches from number ``micro_batches`` on.
 
-    Steps depend on steps of their own micro-batch only, so what is left of a schedule that ends is one that ends.
+    Steps depend only on steps of their own micro-batch, so the rest of a schedule that can be completed can be
+    completed, too.
     """
     return (step for step in steps if step.micro_batch < micro_batches)

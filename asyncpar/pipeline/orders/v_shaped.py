@@ -3,12 +3,11 @@
 Chunk 0 of a rank is its stage on the way down, chunk 1 that on the way up.
 
 ZBV: Qi et al., "Pipeline Parallelism with Controllable Memory" (2024) and "Zero Bubble Pipeline Parallelism" (2023).
-The backward pass comes in two halves; there is no bubble in the steady state, and all ranks keep equally much.  The
-order is made for at least 2 p - 1 micro-batches, which fill the V of p ranks; steps of those that do not exist are left
-out.
+The backward pass has two halves; there is no bubble in the steady state, and all ranks keep equally much.  The order is
+made for at least 2 p - 1 micro-batches, which fill the V of p ranks; steps of nonexistent ones are left out.
 
 DualPipeV: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.2.1, in the V shape that holds each stage once.
-In the steady state each forward stands next to a backward of the other direction, so that one computes while the other
+In the steady state each forward is next to a backward of the other direction, so that one computes while the other
 communicates.  The order is made for at least 2 p micro-batches.
 """
 
@@ -23,7 +22,7 @@ _DOWN, _UP = 0, 1
 
 
 def zbv(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
-    """Fill the V, then one forward and one backward through each chunk in turn, then drain it."""
+    """Fill the V, then run one forward and one backward through each chunk in turn, then drain it."""
     enough = max(micro_batches, 2 * ranks - 1)
     return only_first(_zbv_order(rank, ranks, enough), micro_batches)
 
@@ -35,7 +34,7 @@ def _zbv_order(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeSte
 
 
 def _zbv_fill(rank: int, ranks: int) -> Iterator[ComputeStep]:
-    """Go down until the first micro-batch is back up; then both ways until the first gradient is here."""
+    """Go down until the first micro-batch is back up; then both ways until the first gradient has arrived."""
     alone = 2 * (ranks - rank) - 1
     for micro_batch in range(alone):
         yield forward(_DOWN, micro_batch)
@@ -58,7 +57,7 @@ def _zbv_steady(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeSt
 
 
 def _zbv_drain(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
-    """Send gradients on as soon as they come; what weights still need fills the time between, and is done last."""
+    """Send gradients on as soon as they arrive; remaining weight gradients fill the time between, and the end."""
     down, up = micro_batches - ranks, micro_batches - rank
     down_weight = down
     for more in range(rank):
@@ -86,7 +85,7 @@ def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeSte
 
 
 class _DualPipe:
-    """Counts what was done with each chunk, and keeps the weight gradients that are still to be computed."""
+    """Counts the operations of each chunk, and keeps the weight gradients that are still to be computed."""
 
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self._rank = rank
@@ -118,7 +117,7 @@ class _DualPipe:
         yield from self._drain()
 
     def _drain(self) -> Iterator[ComputeStep]:
-        """Split the second half of the backwards on both ways, so that weight gradients fill the end."""
+        """Split the second half of the backwards in both directions, so that weight gradients fill the end."""
         half = self._rank + 1
         for place in range(2 * (self._rank + 1)):
             chunk = _DOWN if place % 2 else _UP
