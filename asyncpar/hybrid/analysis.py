@@ -1,4 +1,4 @@
-"""Measurements of training steps, and the analysis of what holds them up.  Pure."""
+"""Measurements of training steps, and the analysis of their bottlenecks.  Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COUNTS = ("step", "memory_used", "memory_limit", "tokens")
 class StepMeasure:
     """One step on one rank.
 
-    ``seconds`` is what the whole step took.  Parts of it: ``compute_seconds`` in forward, backward and optimizer
-    without what they communicate; ``tensor_parallel_seconds`` in collectives of tensor-parallel ranks;
+    ``seconds`` is the time of the whole step.  Parts of it: ``compute_seconds`` in forward, backward and optimizer
+    without their communication; ``tensor_parallel_seconds`` in collectives of tensor-parallel ranks;
     ``pipeline_wait_seconds`` waiting for activations and gradients of neighbouring stages; ``communication_seconds``
     waiting for other collectives, such as those of gradients and parameters, as far as compute does not hide them.
 
-    ``memory_used`` is the peak in bytes, of ``memory_limit`` bytes (0: there is no limit).  ``tokens`` are those of the
-    whole batch, of all replicas together; 0 on ranks that do not know.
+    ``memory_used`` is the peak in bytes, of ``memory_limit`` bytes (0: no limit).  ``tokens`` are those of the whole
+    batch, of all replicas together; 0 on ranks that do not know.
     """
 
     step: int
@@ -69,7 +69,7 @@ class BottleneckKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """The gravity of a bottleneck, ascending."""
+    """The severity of a bottleneck, ascending."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -82,7 +82,7 @@ _BY_SEVERITY = tuple(Severity)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """``value``, a share, is on the wrong side of ``threshold``; ``rank`` is where it is worst."""
+    """``value``, a share, is on the wrong side of ``threshold``; ``rank`` is the worst one."""
 
     kind: BottleneckKind
     severity: Severity
@@ -117,12 +117,12 @@ class RankPerformance:
 
     @property
     def compute_per_step(self) -> float:
-        """Seconds per step in which this rank itself was at work."""
+        """Seconds per step in which this rank itself was computing."""
         return _ratio(self.compute_seconds, self.steps)
 
     @property
     def communication_share(self) -> float:
-        """The part of its time in collectives, tensor-parallel ones among them."""
+        """The part of its time in collectives, including tensor-parallel ones."""
         return min(1.0, _ratio(self.communication_seconds + self.tensor_parallel_seconds, self.seconds))
 
     @property
@@ -144,7 +144,7 @@ class RankPerformance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerformanceAnalysis:
-    """Figures of one rank or of many, ``ranks``, ordered by rank; bottlenecks, the gravest first.
+    """Figures of one or many ``ranks``, ordered by rank; bottlenecks, the most severe first.
 
     ``seconds_per_step`` is that of the rank that took longest, ``tokens_per_second`` that of all ranks together.
     """
@@ -156,7 +156,7 @@ class PerformanceAnalysis:
 
     @property
     def slowest(self) -> RankPerformance:
-        """The rank that computes longest in a step: the others wait for it."""
+        """The rank that computes longest in a step, for which the others wait."""
         return max(self.ranks, key=lambda one: one.compute_per_step)
 
     @property
@@ -227,7 +227,7 @@ def analyze(ranks: Iterable[RankPerformance]) -> PerformanceAnalysis:
 
 
 def _bottlenecks(ranks: Sequence[RankPerformance]) -> Iterable[Bottleneck]:
-    """Yield what is beyond its threshold on the rank where it is worst."""
+    """Yield the figures beyond their thresholds, on the worst rank."""
     worst = max(ranks, key=lambda one: one.memory_share)
     if worst.memory_share > MEMORY_LIMIT:
         yield Bottleneck(
@@ -274,7 +274,7 @@ def _bottlenecks(ranks: Sequence[RankPerformance]) -> Iterable[Bottleneck]:
 
 
 def _gravity(bottleneck: Bottleneck) -> int:
-    """Return the key that orders findings by gravity, and keeps the order of equal ones."""
+    """Return the sort key of findings by severity, which keeps the order of equal ones."""
     return _BY_SEVERITY.index(bottleneck.severity)
 
 

@@ -1,4 +1,4 @@
-"""Build this rank's part of a model, and all that trains it."""
+"""Construction of this rank's part of a model, and of everything that trains it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Args = TypeVarTuple("Args")
 
 
 class QuietWorker(WorkerThread):
-    """Computes without warnings of overflow and invalid values: all ranks find those when they compare norms."""
+    """Computes without warnings of overflow and invalid values, which all ranks detect when they compare norms."""
 
     async def run(self, function: Callable[[*Args], T], *args: *Args) -> T:
         return await super().run(_quietly, function, args)
@@ -62,7 +62,7 @@ _BUILT = "hybrid/built"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """This rank's stages and all that trains them, made by ``assemble``; ``close`` ends it."""
+    """This rank's stages and everything that trains them, made by ``assemble``; ``close`` ends it."""
 
     groups: ProcessGroups
     schedule: Schedule
@@ -80,12 +80,12 @@ class Assembly:
     memory: MemoryManager
     memory_limit: int
     layout: str
-    """The order of ranks and how gradients are reduced, in words: equal on ranks that can exchange what each has kept
-    of the reduction.
+    """The order of ranks and the way of reducing gradients, in words: equal on ranks that can exchange their kept
+    reduction state.
     """
 
     def set_training(self, is_training: bool) -> None:
-        """Let layers do what they do in training only, such as dropout, or not."""
+        """Switch the training behaviour of layers, such as dropout, on or off."""
         for layers in self.layers:
             layers.set_training(is_training)
 
@@ -111,29 +111,29 @@ async def agree_on_groups(
 ) -> ProcessGroups:
     """Compare settings and model on all ranks of ``world``, and return the groups of the coordinator ``name``.
 
-    Raises ``UsageError``, on every rank, where ranks differ or the model cannot be spread like that.
+    Raises ``UsageError``, on every rank, if ranks differ or the model cannot be distributed like that.
     """
     settings = {**config.settings(), "model": dict(model.identity)}
     own = world.subgroup(range(world.size), name="training", key=name, has_own_timeout=True)
     assert own is not None, "this rank is one of its ranks"
     groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
     model.check(config.parallelism)
-    for group in (own, *groups.names.values()):  # those made from them later begin with theirs
+    for group in (own, *groups.names.values()):  # groups made from them later begin with theirs
         group.timeout = _choose_timeout(config.parallelism, world)
     return groups
 
 
 def _choose_timeout(parallelism: ThreeDParallelismConfig, world: Communicator) -> float | None:
-    """Return the timeout of the groups: the one that the user has set, the configuration's before the world's."""
+    """Return the timeout of the groups: that set by the user, the configuration's before the world's."""
     milliseconds = parallelism.communication_timeout_ms
     return milliseconds / 1000 if not is_default(milliseconds) or is_default(world.timeout) else world.timeout
 
 
 async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:
-    """Build this rank's stages, and what runs and trains them.  All ranks of ``groups`` call it.
+    """Build this rank's stages, and everything that runs and trains them.  All ranks of ``groups`` call it.
 
-    What is wrong on some ranks only, such as a part of the model that cannot be built, raises there, and
-    ``PeerCancelled`` with its text on the others.
+    An error on some ranks only, such as a part of the model that cannot be built, raises there, and ``PeerCancelled``
+    with its text on the others.
     """
     schedule, bridge, watch = config.make_schedule(), LoopBridge(), FiniteWatch()
     slices = SingleRankGroup() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge, look=watch.share)
@@ -181,7 +181,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
 def _build_layers(
     config: HybridConfig, model: ParallelModel, mapping: RankMapping, schedule: Schedule, slices: TensorGroup
 ) -> list[StageLayers]:
-    """Return the layers of this rank's virtual stages, recomputed as the strategy says."""
+    """Return the layers of this rank's virtual stages, recomputed according to the strategy."""
     parallelism = config.parallelism
     ranges, last = stage_ranges(parallelism, schedule), schedule.num_virtual_stages - 1
     built: list[StageLayers] = []
@@ -212,7 +212,7 @@ async def _make_flow(
     parameters: Sequence[Parameter],
     bridge: LoopBridge,
 ) -> tuple[list[Sequential], GradientFlow, ZeroEngine | None]:
-    """Return the stages, by chunk, how gradients are reduced, and the engine to prepare, if any; sends nothing."""
+    """Return the stages by chunk, the gradient flow, and the engine to prepare, if any; sends nothing."""
     if config.zero.stage is ZeROStage.NONE:
         synchronizer = GradientSynchronizer(
             config.parallelism,
@@ -235,7 +235,7 @@ async def _make_flow(
 
 
 def _synchronizer_of_shards(config: HybridConfig, groups: ProcessGroups) -> GradientSynchronizer | None:
-    """Return what reduces over the slices and stages of one replica; None where there are none."""
+    """Return the synchronizer over the slices and stages of one replica; None if there are none."""
     if groups.model.size == 1:
         return None
     parallelism = replace(config.parallelism, dp_size=1)
@@ -250,14 +250,14 @@ def _synchronizer_of_shards(config: HybridConfig, groups: ProcessGroups) -> Grad
 
 
 def _describe_layout(config: HybridConfig, groups: ProcessGroups) -> str:
-    """Return what decides on who keeps which residuals; where it is only one rank of each host, hosts, too."""
+    """Return the description of how residuals are placed on ranks, with hosts where only one rank of each has any."""
     by_host = config.parallelism.comm_strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
     hosts = f", hosts {groups.world.hosts}" if by_host or config.compression.is_automatic else ""
     return f"{config.parallelism.rank_order()}, {config.compression}, {config.bucketing}, {config.zero}{hosts}"
 
 
 async def _find_room(limit: int, taken: int, groups: ProcessGroups) -> int:
-    """Return how many bytes are left for activations.  Raises ``UsageError``, on all ranks, where one has none."""
+    """Return the number of bytes left for activations.  Raises ``UsageError``, on all ranks, if one has none."""
     everyone = await groups.world.all_gather_object(taken, key="hybrid/memory", wanted=int)
     most = max(everyone)
     if most >= limit:
@@ -269,7 +269,7 @@ async def _find_room(limit: int, taken: int, groups: ProcessGroups) -> int:
 
 
 def _of_manager(parallelism: ThreeDParallelismConfig) -> MemoryOptimizationStrategy:
-    """Only EXTREME offloads more than it must."""
+    """Return the strategy of the memory manager: only EXTREME offloads more than it must."""
     if parallelism.memory_strategy is MemoryOptimizationStrategy.EXTREME:
         return MemoryOptimizationStrategy.EXTREME
     return MemoryOptimizationStrategy.BASIC

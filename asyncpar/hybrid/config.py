@@ -34,7 +34,7 @@ _OF_SHARDS = (
 
 
 class Precision(StrEnum):
-    """In what parameters and gradients are stored.
+    """Storage precision of parameters and gradients.
 
     FULL is the model's own dtype.  With the others, optimizers keep float32 master values, layers compute in float32,
     and a step whose gradients overflow on any rank is skipped on all.
@@ -60,15 +60,15 @@ class Precision(StrEnum):
 class HybridConfig:
     """Settings of training a model over the ranks of ``parallelism``.
 
-    - ``micro_batches``: into how many parts the batch of each replica is cut: gradients accumulate over them.
+    - ``micro_batches``: the number of parts of each replica's batch, over which gradients accumulate.
     - ``rule``, ``clip_norm``: the optimizer, and the largest global norm of the gradients, over all ranks, each
-      parameter counted once; None leaves them as they are.
-    - ``zero``: what replicas share out instead of holding a copy each; stage NONE is plain data parallelism, in which
-      ``bucketing`` and ``compression`` say how gradients travel.
+      parameter counted once; None does not clip.
+    - ``zero``: the state that replicas shard instead of copying; stage NONE is plain data parallelism, in which
+      ``bucketing`` and ``compression`` control the reduction of gradients.
     - ``precision`` None: bfloat16 with ``parallelism.enable_mixed_precision``, else the model's own.
     - ``loss_scaling`` None: dynamic in float16, none otherwise.
-    - ``schedule`` None: the one that ``parallelism`` names; another one for the same ranks and micro-batches.
-    - ``offload_folder``: where activations go that do not fit; None: the system's folder for temporary files.
+    - ``schedule`` None: the one that ``parallelism`` names; or another one for the same ranks and micro-batches.
+    - ``offload_folder``: the folder for activations that do not fit; None: the system's folder for temporary files.
     """
 
     parallelism: ThreeDParallelismConfig
@@ -108,14 +108,14 @@ class HybridConfig:
 
     @property
     def storage_precision(self) -> Precision:
-        """The precision in force."""
+        """The effective precision."""
         if self.precision is not None:
             return Precision(self.precision)
         return Precision.BFLOAT16 if self.parallelism.enable_mixed_precision else Precision.FULL
 
     @property
     def scaling(self) -> LossScaling:
-        """The loss scaling in force."""
+        """The effective loss scaling."""
         if self.loss_scaling is not None:
             return self.loss_scaling
         return LossScaling() if self.storage_precision is Precision.FLOAT16 else NO_SCALING
@@ -125,7 +125,7 @@ class HybridConfig:
         return schedule_of(self.parallelism, self.micro_batches) if self.schedule is None else self.schedule
 
     def settings(self) -> dict[str, object]:
-        """Return what ranks must agree upon, by name."""
+        """Return the settings on which ranks must agree, by name."""
         return {
             "micro_batches": self.micro_batches,
             "rule": self.rule,

@@ -11,7 +11,7 @@ from asyncpar.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaling:
-    """Settings of the scale by which the loss is multiplied, which begins at ``initial``.
+    """Settings of the scale of the loss, which starts at ``initial``.
 
     A step whose gradients overflow is skipped, and the scale multiplied by ``backoff``, but not below ``least``; after
     ``interval`` steps without overflow it is multiplied by ``growth``.  With ``growth`` and ``backoff`` 1 it is fixed.
@@ -39,7 +39,7 @@ NO_SCALING = LossScaling(initial=1.0, growth=1.0, backoff=1.0)
 
 
 class LossScaler:
-    """Keeps the scale.  It is the same on all ranks if each calls ``update`` with what all have found together."""
+    """Keeps the scale.  It is the same on all ranks if each calls ``update`` with their common finding."""
 
     def __init__(self, scaling: LossScaling) -> None:
         self._scaling = scaling
@@ -48,7 +48,7 @@ class LossScaler:
         self._steps_without_overflow = 0
 
     def update(self, *, has_overflowed: bool) -> None:
-        """Take note of how a step went."""
+        """Record the outcome of a step."""
         scaling = self._scaling
         if has_overflowed:
             self.scale = max(scaling.least, self.scale * scaling.backoff)
@@ -62,7 +62,7 @@ class LossScaler:
             self._steps_without_overflow = 0
 
     def state(self) -> dict[str, float | int]:
-        """Return what to go on from."""
+        """Return the state for ``restore``."""
         return {
             "scale": self.scale,
             "skipped_steps": self.skipped_steps,
@@ -70,7 +70,7 @@ class LossScaler:
         }
 
     def restore(self, state: Mapping[str, float | int]) -> None:
-        """Go on from what ``state`` returned.  Raises ``UsageError`` if it is something else."""
+        """Restore the result of ``state``.  Raises ``UsageError`` for anything else."""
         wanted = {"scale", "skipped_steps", "steps_without_overflow"}
         if set(state) != wanted or not state["scale"] > 0.0:
             raise UsageError(f"state: expected {sorted(wanted)} with a positive scale, got {dict(state)}")

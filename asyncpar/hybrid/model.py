@@ -53,10 +53,10 @@ class StageLayers:
     table: Parameter | None = None
     """The token table, on the first stage of tied embeddings."""
     set_training: Callable[[bool], None] = lambda _: None
-    """Turns on and off what layers do in training only."""
+    """Switches the training behaviour of layers on and off."""
 
     def joined(self, wrap: Callable[[Stage[Any]], Stage[Any]] = lambda stage: stage) -> Sequential:
-        """Return all layers as one stage, each as ``wrap`` returns it."""
+        """Return all layers as one stage, each wrapped by ``wrap``."""
         return Sequential([wrap(layer) for layer in (*self.entry, *self.blocks, *self.head)])
 
 
@@ -75,23 +75,23 @@ class ParallelModel(ABC):
 
     @abstractmethod
     def check(self, config: ThreeDParallelismConfig) -> None:
-        """Raise ``UsageError`` where the model cannot be spread like that."""
+        """Raise ``UsageError`` if the model cannot be distributed like that."""
 
     @abstractmethod
     def build(self, place: StagePlace, group: TensorGroup) -> StageLayers:
-        """Return this rank's part of a stage; the first values do not depend on how the model is spread."""
+        """Return this rank's part of a stage; initial values do not depend on the distribution of the model."""
 
     @abstractmethod
     def make_loss(self, group: TensorGroup, scale: Callable[[], float]) -> Loss:
-        """Return the loss of one micro-batch, summed over what counts; gradients are times ``scale()``."""
+        """Return the loss of one micro-batch, summed over terms that count; gradients are multiplied by ``scale()``."""
 
     @abstractmethod
     def count(self, targets: Any) -> int:
-        """Return how many terms the loss of a micro-batch has."""
+        """Return the number of terms in the loss of a micro-batch."""
 
 
 def stage_ranges(config: ThreeDParallelismConfig, schedule: Schedule) -> tuple[range, ...]:
-    """Return the layers of each virtual stage of ``schedule``, as many as ``config.layers_per_stage`` says."""
+    """Return the layers of each virtual stage of ``schedule``, as many as in ``config.layers_per_stage``."""
     sizes = split_layers(config.num_layers, schedule.layout.ranks, config.given_layers)
     ends = list(accumulate(sizes))
     return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
@@ -101,8 +101,8 @@ def stage_ranges(config: ThreeDParallelismConfig, schedule: Schedule) -> tuple[r
 class TransformerModel(ParallelModel):
     """The language model of ``config``.
 
-    With ``sequence_parallel`` tensor-parallel ranks also split what lies between their layers (Korthikanti et al.
-    2022).  Targets that are ``ignore_index`` do not count: padding.
+    With ``sequence_parallel`` tensor-parallel ranks also split the activations between their layers (Korthikanti et al.
+    2022).  Targets equal to ``ignore_index``, such as padding, do not count.
     """
 
     config: TransformerConfig

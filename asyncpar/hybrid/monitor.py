@@ -1,4 +1,6 @@
-"""Keep the measurements of the last steps, gather those of all ranks, and render the analysis as text."""
+"""Recording of the measurements of the last steps, gathering of those of all ranks, and rendering of the analysis as
+text.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def _times(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
 
 
 def _ranks(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
-    """Show the ranks that compute longest, in a table of as many columns as fit."""
+    """Yield the table of the ranks that compute longest, with as many columns as fit."""
     columns: list[tuple[str, Callable[[RankPerformance], str]]] = [
         ("rank", lambda one: str(one.rank)),
         ("compute", lambda one: seconds_text(one.compute_per_step)),
@@ -93,7 +95,7 @@ def _ranks(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
 
 
 def _table(columns: Sequence[tuple[str, Sequence[str]]], width: int) -> Iterator[str]:
-    """Align the first ``columns`` to the right, as many as ``width`` has room for."""
+    """Yield the rows of the first ``columns``, right-aligned, as many as fit into ``width``."""
     lines = ["" for _ in range(1 + len(columns[0][1]))]
     for title, cells in columns:
         size = max(map(len, (title, *cells)))
@@ -129,7 +131,7 @@ def _memory_text(one: RankPerformance) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration to three digits or so."""
+    """Return a duration with about three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.{_digits(seconds / size)}f} {unit}"
@@ -137,7 +139,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def bytes_text(nbytes: int) -> str:
-    """Return a number of bytes in a unit that people read easily."""
+    """Return a number of bytes in a readable unit."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:.{_digits(nbytes / size)}f} {unit}"
@@ -145,13 +147,13 @@ def bytes_text(nbytes: int) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share in per cent, with a digit behind the point where it is not whole."""
+    """Return a share in per cent, with a decimal digit if it is not whole."""
     text = f"{100 * share:.1f}"
     return f"{text.removesuffix('.0')} %"
 
 
 def count_text(count: float) -> str:
-    """Return a large number with separators, a small one with digits behind the point."""
+    """Return a large number with separators, a small one with decimal digits."""
     return f"{count:,.0f}" if count >= 100 else f"{count:.{_digits(count)}f}"
 
 
@@ -175,13 +177,13 @@ class Performance3DMonitor:
 
     @property
     def measures(self) -> tuple[StepMeasure, ...]:
-        """The steps that are kept, the oldest first."""
+        """The recorded steps, oldest first."""
         return tuple(self._measures)
 
     def record(self, measure: StepMeasure) -> None:
-        """Keep ``measure``; it takes the place of the oldest when there are ``capacity``.
+        """Record ``measure``, replacing the oldest one if there are ``capacity``.
 
-        Steps that do not come before it are forgotten: training has gone back, to a checkpoint say.
+        Steps that do not precede it are forgotten: training has gone back, for example to a checkpoint.
         """
         while self._measures and self._measures[-1].step >= measure.step:
             self._measures.pop()
@@ -202,11 +204,11 @@ class Performance3DMonitor:
     async def analyze_all(self, communicator: Communicator) -> PerformanceAnalysis:
         """Return the analysis of all ranks of ``communicator``, which call this together; equal on all of them.
 
-        Raises ``UsageError``, on every rank, where no rank has recorded a step.
+        Raises ``UsageError``, on every rank, if no rank has recorded a step.
         """
         everyone = await communicator.all_gather_object(self.performance(), wanted=RankPerformance)
         return analyze(everyone)
 
     def report(self, *, width: int = 80) -> str:
-        """Return a report on this rank for people, of ``width`` columns; see ``render_report``."""
+        """Return a report on this rank for people, ``width`` columns wide; see ``render_report``."""
         return render_report(self.analyze(), width=width)

@@ -1,13 +1,14 @@
-"""The state of ranks when they begin a call together, and how a step that failed on some is completed.  Pure.
+"""The state of ranks at the beginning of a common call, and the completion of a step that failed on some of them.
+Pure.
 
-Theory of operation.  A rank that fails or is cancelled tells the others, but they may learn it at different moments:
-one may have taken the step when another has not.  Therefore whatever ranks do together begins with a meeting, in which
-all say where they stand, and all come to the same conclusions:
+Theory of operation.  A rank that fails or is cancelled notifies the others, but they may receive that at different
+moments: one may have taken the step when another has not.  Therefore every common call begins with a meeting, in which
+all ranks report their states, and all arrive at the same conclusions:
 
-- After a failure they use new names for everything that meets by name or by order, with the number of the ``attempt``:
+- After a failure they use new names for everything matched by name or by order, with the number of the ``attempt``:
   some may have used up names that others have not.
 - A rank takes a step only when all have reduced their gradients and know that of each other.  So a rank that has not
-  taken a step that another has taken can still take it alone, with the norm and the rate that the other tells.
+  taken a step that another has taken can still take it alone, with the norm and the rate that the other reports.
 - The caller of that step got an error; so the next one is refused with ``StepTaken``, on all ranks, so
   that no batch is trained on twice.
 """
@@ -28,7 +29,7 @@ from asyncpar.zero.errors import StepTorn
 
 
 class StepTaken(AsyncparError):  # noqa: N818
-    """The last step failed on some ranks only when it was done; now all have taken it, and nothing else was done.
+    """The last step failed on some ranks only after it was done; now all have taken it, and nothing else was done.
 
     ``steps`` of the coordinator is the number of the next one.
     """
@@ -58,9 +59,9 @@ class RankStatus:
     """The state of one rank.
 
     ``rate`` is the learning rate of the step it is about to take.  ``steps`` counts those it has taken, the last with
-    ``last_norm`` and ``last_rate``.  ``has_failed`` says that what it did last did not end well there, ``was_taken``
-    that a step was taken nevertheless, ``is_ready`` that the gradients of the next one are reduced there, and
-    ``is_torn`` that it failed while a checkpoint was being restored.
+    ``last_norm`` and ``last_rate``.  ``has_failed``: its last call failed there; ``was_taken``: a step was taken
+    nevertheless; ``is_ready``: the gradients of the next one are reduced there; ``is_torn``: it failed while a
+    checkpoint was being restored.
     """
 
     intent: Intent
@@ -75,13 +76,13 @@ class RankStatus:
     is_torn: bool
 
     def row(self) -> NDArray[np.float64]:
-        """Return it as numbers."""
+        """Return the status as numbers."""
         _, *rest = astuple(self)
         return np.array([_INTENTS.index(self.intent), *rest], np.float64)
 
     @classmethod
     def of_row(cls, row: NDArray[np.float64]) -> RankStatus:
-        """Return what ``row`` was made of."""
+        """Return the status from its ``row``."""
         kinds: dict[str, Any] = {"attempt": int, "steps": int, "rate": float, "last_norm": float, "last_rate": float}
         names = [field.name for field in fields(cls)]
         values = {name: kinds.get(name, bool)(value) for name, value in zip(names[1:], row[1:], strict=True)}
@@ -102,7 +103,7 @@ class RecoveryPlan:
 
 
 def plan_recovery(statuses: Sequence[RankStatus]) -> RecoveryPlan:
-    """Return what follows from where all ranks stand, in their order."""
+    """Return the plan that follows from the states of all ranks, in their order."""
     ahead = max(statuses, key=lambda one: one.steps)
     behind = [one for one in statuses if one.steps < ahead.steps]
     must_resume = any(one.has_failed for one in statuses)
@@ -126,7 +127,7 @@ def plan_recovery(statuses: Sequence[RankStatus]) -> RecoveryPlan:
 
 
 def _misuse(statuses: Sequence[RankStatus]) -> UsageError | None:
-    """Return the error of ranks that are about to do different things, or what cannot be done."""
+    """Return the error for ranks that are about to do different things, or something impossible."""
     first = statuses[0]
     for rank, one in enumerate(statuses):
         if one.intent is not first.intent:
@@ -141,7 +142,7 @@ def _misuse(statuses: Sequence[RankStatus]) -> UsageError | None:
 
 
 def _torn(statuses: Sequence[RankStatus], ahead: RankStatus) -> StepTorn | None:
-    """Return the error of ranks that hold parts of different steps which cannot be made one."""
+    """Return the error for ranks that hold parts of different steps that cannot be completed."""
     for rank, one in enumerate(statuses):
         if one.is_torn:
             return StepTorn(f"rank {rank} failed while a checkpoint was being restored; load it again", rank=rank)

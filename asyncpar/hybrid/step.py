@@ -1,4 +1,4 @@
-"""One step of 3D-parallel training, and the random numbers that depend on its number only."""
+"""One step of 3D-parallel training, and random numbers that depend on its number only."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DRAWS_PER_STEP = 1 << 64
 
 
 class StepRandomness:
-    """Sets the generators of ``stages`` to a place of their own at the beginning of each step.
+    """Sets the generators of ``stages`` to a separate position at the beginning of each step.
 
-    So a run that goes on from a checkpoint draws what it would have drawn, without any state in it.
+    So a run that continues from a checkpoint draws the same random numbers, without any state in it.
     """
 
     def __init__(self, stages: Sequence[Stage[Any]]) -> None:
@@ -58,7 +58,7 @@ class StepResult:
     """The result of a step; the same on all ranks but for ``pipeline`` and ``seconds``.
 
     ``loss`` is the mean over the ``tokens`` that count, of all replicas; ``gradient_norm`` the global norm before
-    clipping, not finite in a step that ``is_skipped``; then ``why`` names the ranks on which it began, and in what.
+    clipping, not finite in a step that ``is_skipped``; then ``why`` names the ranks and arrays in which that began.
     """
 
     loss: float
@@ -76,7 +76,7 @@ class StepResult:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -124,16 +124,16 @@ class StepRunner:
         self.attempt = 0
         """Part of all names by which collectives meet; see ``recovery``."""
         self.is_ready = False
-        """Are the gradients reduced of a step that is not taken yet?"""
+        """Whether the gradients of a step that is not taken yet are reduced."""
         self._is_clipped = False
         self._held = 0
-        """Bytes of the flow when the passes were over."""
+        """Bytes of the flow after the passes."""
         self._clock = asyncio.get_running_loop().time
         self._communicating = 0.0
         self._sliced = 0.0
 
     async def backward(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> StepVerdict:
-        """Compute gradients and reduce them; return what all ranks have found."""
+        """Compute gradients and reduce them; return the common verdict of all ranks."""
         assembly, flow = self._assembly, self._assembly.flow
         if assembly.executor.has_first_stage:
             _check_rows("inputs", inputs, self._config.parallelism.micro_batch_size)
@@ -159,12 +159,12 @@ class StepRunner:
         return await self._judge(tokens, self.pipeline)
 
     async def update(self, norm: float, learning_rate: float) -> None:
-        """Clip, and move the parameters."""
+        """Clip gradients, and update the parameters."""
         self._clip(norm)
         await self._assembly.flow.step(learning_rate)
 
     async def catch_up(self, norm: float, learning_rate: float) -> None:
-        """Do what ``update`` does where others have done so and this rank could not."""
+        """Do the work of ``update`` if others have done so and this rank could not."""
         self._clip(norm)
         await self._assembly.flow.catch_up(learning_rate)
 
@@ -216,12 +216,12 @@ class StepRunner:
 
     @property
     def seconds_computing(self) -> float:
-        """The time of the last passes in which this rank computed, and did not wait for others."""
+        """Compute time of this rank in the last passes, without waits for others."""
         assert self.pipeline is not None, "passes were done"
         return max(0.0, self.pipeline.seconds_busy - (self._assembly.slices.seconds_waiting - self._sliced))
 
     async def _count_tokens(self, targets: Sequence[Any] | None) -> int:
-        """Return how many tokens count in the whole batch.  Each replica has one rank that tells."""
+        """Return the number of tokens that count in the whole batch.  One rank of each replica reports it."""
         own = np.zeros(1, np.int64)
         if self._tells and targets is not None:
             own[0] = sum(self._model.count(target) for target in targets)
@@ -250,7 +250,7 @@ class StepRunner:
         return replace(verdict, why=await self._find_origins())
 
     def _is_frozen_alike(self, checksums: NDArray[np.float64]) -> bool:
-        """Decide whether the ranks of a stage have frozen the same parameters, and both ends of the pipeline ties."""
+        """Return whether the ranks of a stage have frozen the same parameters, and both ends of the pipeline ties."""
         config = self._config.parallelism
         stages = config.rank_order().blocks(("tp", "dp"))
         order, ends = config.rank_order(), config.end_stages
@@ -258,7 +258,7 @@ class StepRunner:
         return len(set(tied)) <= 1 and all(len(set(checksums[list(ranks), 0].tolist())) == 1 for ranks in stages)
 
     async def _refuse_frozen(self, own: FrozenSet) -> None:
-        """Raise ``UsageError``, with the same words on all ranks, that says which parameters are frozen on which."""
+        """Raise ``UsageError``, with the same text on all ranks, naming the parameters that are frozen on each."""
         world = self._assembly.groups.world
         everyones = await world.all_gather_object(list(own.names), key=self._name("frozen"), wanted=list[str])
         found = (
@@ -270,7 +270,7 @@ class StepRunner:
         )
 
     async def _find_origins(self) -> str:
-        """Return where the step stopped being finite, in words that are equal on all ranks."""
+        """Return where the step ceased to be finite, in a text equal on all ranks."""
         assembly = self._assembly
         world, flow = assembly.groups.world, assembly.flow
         report = FiniteReport(
@@ -296,12 +296,12 @@ class StepRunner:
 
     @property
     def _tells(self) -> bool:
-        """Is this the rank of its replica that has the losses, and speaks for its slices?"""
+        """Whether this rank has the losses of its replica, and reports for its slices."""
         return self._assembly.executor.has_last_stage and self._assembly.groups.mapping.is_tp_head()
 
     @property
     def skips(self) -> bool:
-        """Are steps skipped, and not refused, that are not finite?"""
+        """Whether non-finite steps are skipped rather than refused."""
         return self._config.storage_precision is not Precision.FULL
 
 
@@ -314,20 +314,20 @@ class FrozenSet:
 
     @classmethod
     def of(cls, parameters: Iterable[Parameter]) -> FrozenSet:
-        """Return what is frozen of ``parameters``."""
+        """Return the frozen ones of ``parameters``."""
         frozen = [parameter for parameter in parameters if is_frozen(parameter)]
         ties = sorted(one.placement.tied for one in frozen if one.placement.tied is not None)
         return cls(names=tuple(one.name for one in frozen), ties=tuple(ties))
 
     @property
     def checksums(self) -> tuple[float, float]:
-        """Numbers that are equal where names and ties are."""
+        """Numbers that are equal for equal names and ties."""
         names, ties = (zlib.crc32("\n".join(one).encode()) for one in (self.names, self.ties))
         return float(names), float(ties)
 
 
 def _check_rows(name: str, micro_batches: Sequence[Any] | None, expected: int) -> None:
-    """Raise ``UsageError`` for a micro-batch of another number of rows; 1 takes all."""
+    """Raise ``UsageError`` for a micro-batch with another number of rows; 1 accepts all."""
     for number, micro_batch in enumerate(micro_batches or ()):
         rows = len(micro_batch) if isinstance(micro_batch, Sized) else expected
         if expected not in (1, rows):

@@ -1,12 +1,12 @@
-"""Find the rank and the array in which NaN or infinity first occurs.
+"""Detection of the rank and the array in which NaN or infinity first occurs.
 
 Theory of operation.  A value that is not finite spreads: to the stages after and before by messages, to the other
-slices of a stage by its collectives, to all replicas by the reduction.  So each rank notes the first one that it sees
-in a step, and whether that came from elsewhere (as the input of a stage, or the gradient of its output) or was made
-there.  Ranks that share a stage make the same collectives in the same order: of those whose own values were not finite,
-the ones that gave them to the earliest collective are the origin, because the others had its result.
+slices of a stage by its collectives, to all replicas by the reduction.  So each rank records the first one that it sees
+in a step, and whether that came from elsewhere (as the input of a stage, or the gradient of its output) or was computed
+there.  Ranks that share a stage run the same collectives in the same order: of those whose own values were not finite,
+the ones that contributed them to the earliest collective are the origin, because the others had its result.
 
-Everything is looked at once, when it is given or taken; where a rank has seen something, it looks no more.
+Everything is checked once, when it is given or taken; after its first finding, a rank checks no more.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from asyncpar.nn.stage import Deferred, Stage
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """The first value of a step on one rank that was not finite.
+    """The first non-finite value of a step on one rank.
 
-    ``is_own`` says that it was made there, from finite input; ``place`` in what; ``calls`` counts the collectives of
+    ``is_own``: it was computed there, from finite input; ``place`` is the array; ``calls`` counts the collectives of
     the stage before it.
     """
 
@@ -40,7 +40,7 @@ class FiniteReport(msgspec.Struct, frozen=True):
     """The findings of one rank about a step that is not finite.
 
     ``slices`` are the ranks that share its stage, ``spoiled`` the parameters whose gradients were not finite there
-    before any reduction, ``overflowed`` those where that is so after it.
+    before any reduction, ``overflowed`` those whose gradients are not finite after it.
     """
 
     rank: int
@@ -51,26 +51,28 @@ class FiniteReport(msgspec.Struct, frozen=True):
 
 
 class FiniteWatch:
-    """Keeps where a step was first not finite on this rank.  For the compute thread; between steps for the loop."""
+    """Records where a step first ceased to be finite on this rank.  For the compute thread; between steps for the
+    loop.
+    """
 
     def __init__(self) -> None:
         self.sighting: Sighting | None = None
         self._calls = 0
 
     def begin(self) -> None:
-        """Forget what was seen in the last step."""
+        """Forget the findings of the last step."""
         self.sighting, self._calls = None, 0
 
     def take(self, values: object, place: str) -> None:
-        """Look at ``values`` that come from another rank."""
+        """Check ``values`` that come from another rank."""
         self._look(values, place, is_own=False)
 
     def make(self, values: object, place: str) -> None:
-        """Look at ``values`` that were computed here."""
+        """Check ``values`` that were computed here."""
         self._look(values, place, is_own=True)
 
     def share(self, values: Array) -> None:
-        """Look at ``values`` that go into a collective of the ranks that share this stage, and count it."""
+        """Check ``values`` that go into a collective of the ranks that share this stage, and count it."""
         self._look(values, "what it gave to its tensor-parallel ranks", is_own=True)
         self._calls += 1
 
@@ -128,7 +130,7 @@ def watched_loss(loss: Loss, watch: FiniteWatch) -> Loss:
 
 
 def find_origins(reports: Sequence[FiniteReport]) -> str:
-    """Say on which ranks it began that a step is not finite, and in what.  Pure: all ranks say the same."""
+    """Return the ranks and arrays in which a step ceased to be finite.  Pure: all ranks return the same."""
     by_rank = {report.rank: report for report in reports}
     origins = [
         f"rank {report.rank} has NaN or infinity in {_place_of(report)}"
@@ -147,7 +149,7 @@ def find_origins(reports: Sequence[FiniteReport]) -> str:
 
 
 def _is_origin(report: FiniteReport, by_rank: dict[int, FiniteReport]) -> bool:
-    """Return whether the rank made what is not finite, before all ranks that share its stage."""
+    """Return whether the rank computed non-finite values before all ranks that share its stage."""
     sighting = report.sighting
     if sighting is None:
         return bool(report.spoiled)
