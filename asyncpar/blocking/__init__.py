@@ -24,7 +24,7 @@ T = TypeVar("T")
 def run_coroutine(make: Callable[[], Coroutine[Any, Any, T]], *, timeout: float | None = None) -> T:
     """Run the coroutine that ``make`` returns on the process's background loop, and return its result.
 
-    After ``timeout`` seconds (None: never) it is cancelled.
+    It is cancelled after ``timeout`` seconds (None: never).
     """
     return background().call(make, timeout=timeout)
 

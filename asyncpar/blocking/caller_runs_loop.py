@@ -1,24 +1,24 @@
 """An event loop whose work other threads may do while it waits.
 
-Theory of operation.  Handing work to the thread of a loop and waiting for the result takes two changes of threads,
-some 100 us where an operation in shared memory takes 3.  So a thread that has something to do does it itself, if the
-loop has nothing else to do, that is: if it waits in its selector.
+Theory of operation.  Handing work to the thread of a loop and waiting for the result takes two thread switches, some
+100 us where an operation in shared memory takes 3.  So a thread does its own work if the loop is idle, that is, if it
+waits in its selector.
 
-There is one *turn*, a lock.  The loop's thread holds it whenever it runs, and leaves it to others only around the
-system call in which it waits.  A thread that wants something done puts a request into the queue and tries to take the
-turn, without waiting for it.  If it gets the turn it is a *visitor*: it serves all requests in the queue, in their
-order, as if it were the loop's thread, and leaves.  A thread that does not get it leaves the request to the one that
-has the turn.  No request is forgotten: every thread looks at the queue once more after leaving the turn, and a request
-is in the queue before its owner tries to take the turn.  Nor is the loop kept out for ever by threads that visit again
-and again: when it is back from its system call they leave their requests to it.
+There is one *turn*, a lock.  The loop's thread holds it whenever it runs, and releases it only around the system call
+in which it waits.  A thread that wants something done puts a request into the queue and tries to take the turn, without
+waiting for it.  If it gets the turn it is a *visitor*: it serves all requests in the queue, in order, as if it were the
+loop's thread, and leaves.  A thread that does not get it leaves the request to the one that has the turn.  No request
+is lost: every thread checks the queue once more after releasing the turn, and a request is in the queue before its
+owner tries to take the turn.  Nor is the loop locked out forever by threads that visit again and again: when it is back
+from its system call, they leave their requests to it.
 
-A visitor may leave callbacks and timers that the waiting loop does not know of; so it wakes the loop, but only then.
-Files that a visitor watches need no waking: epoll and kqueue take them up while they wait.  Keys that the selector has
+A visitor may leave callbacks and timers that the waiting loop does not know of; then, and only then, it wakes the loop.
+Files that a visitor watches need no waking: epoll and kqueue pick them up while they wait.  Keys that the selector has
 returned may have been changed by a visitor before the loop's thread has the turn again: events of such keys are
-dropped; they will be reported again, since selectors report levels and not edges.
+dropped; they will be reported again, since selectors are level-triggered.
 
-After the loop has ended no thread holds the turn, so requests are served by the threads that make them, at once: they
-must check that there is no loop any more.
+After the loop has ended no thread holds the turn, so requests are served at once by the threads that make them, which
+must check whether the loop still exists.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         self.requests: deque[LoopRequest] = deque()
         self.turn = threading.Lock()
         self.is_back = False
-        """Does the loop's thread want the turn, after waiting for events?"""
+        """Whether the loop's thread wants the turn, after waiting for events."""
         self.has_timer = False
-        """Was a timer set since the loop last looked?"""
+        """Whether a timer was set since the loop last checked."""
         self._bells: set[int] = set()
         self._borrower: Borrower | None = None
         self._is_abandoned = False
@@ -80,9 +80,9 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         super().__init__(self._events)
 
     def request(self, request: LoopRequest) -> None:
-        """Have ``request`` done as if on the loop: by this thread, now, if the loop waits; or else soon.
+        """Run ``request`` as if on the loop: now, in this thread, if the loop waits; otherwise soon.
 
-        Requests are done in the order of these calls.
+        Requests run in the order of these calls.
         """
         if get_ident() == self._main_thread:
             do_uninterrupted(self._request, request)
@@ -90,7 +90,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
             self._request(request)
 
     def try_visit(self, request: LoopRequest) -> None:
-        """Have ``request`` done by this thread, now, if the loop waits; or else not at all."""
+        """Run ``request`` now, in this thread, if the loop waits; otherwise not at all."""
         if get_ident() == self._main_thread:
             do_uninterrupted(self._try_visit, request)
         else:
@@ -102,7 +102,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
             raise UsageError("wait: this code runs on the loop that it would wait for; use await, or another thread")
 
     def serve(self) -> None:
-        """Do what is requested; with the turn."""
+        """With the turn held, serve the queued requests."""
         requests = self.requests
         while requests:
             requests.popleft()()
@@ -114,29 +114,29 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         return super().call_at(when, callback, *args, context=context)
 
     def run_steps(self, awaited: Awaited) -> None:
-        """With the turn: run the callbacks that bring ``awaited``, while they are next and the loop can wait."""
+        """With the turn held, run the callbacks that produce ``awaited``, while they are next and the loop can wait."""
         task = awaited.task
         try:
             while self._ready and not self.is_back and not awaited.is_done and _brings(self._ready[0], task):
                 _run(self._ready.popleft())
         finally:
-            del task, awaited  # errors remember who ran what raised them: see ``forget_frames``
+            del task, awaited  # errors keep the frames that raised them: see ``forget_frames``
 
     # -- the bell: see ``bell`` --------------------------------------------------------------------------------------
 
     def add_bell(self, descriptor: int, callback: Callable[[], object]) -> None:
         """Watch ``descriptor`` as ``add_reader`` does; threads that wait may watch it in place of the loop."""
         self.add_reader(descriptor, callback)
-        if hasattr(os, "eventfd"):  # by which a thread that watches it is woken
+        if hasattr(os, "eventfd"):  # it wakes a thread that watches the bell
             self._bells.add(descriptor)
 
     @property
     def has_bell(self) -> bool:
-        """Is there one, only one, and is it here?"""
+        """Whether there is exactly one bell, and the selector watches it."""
         return len(self._bells) == 1 and self._borrower is None
 
     def lend_bell(self, borrower: Borrower) -> int | None:
-        """With the turn: leave it to ``borrower`` to watch the bell; None if that cannot be."""
+        """With the turn held, leave the bell to ``borrower`` to watch; return None if that is impossible."""
         key = self._bell_key() if self.has_bell else None
         if key is None or key.events != selectors.EVENT_READ:
             return None
@@ -145,13 +145,13 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         return key.fd
 
     def answer_bell(self) -> None:
-        """With the turn: do what the loop does when the bell rings."""
+        """With the turn held, do the loop's work when the bell rings."""
         key = self._bell_key()
         if key is not None:
             key.data[0]._run()
 
     def take_bell_back(self, borrower: Borrower) -> None:
-        """With the turn: watch the bell again that ``borrower`` had."""
+        """With the turn held, watch the bell of ``borrower`` again."""
         if self._borrower is not borrower:
             return
         self._borrower = None
@@ -167,7 +167,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         return super().remove_reader(fd)
 
     def _bell_key(self) -> selectors.SelectorKey | None:
-        """Return what the selector knows of the bell; after the end, nothing."""
+        """Return the selector's key of the bell; None after the loop has ended."""
         return None if self.is_closed() or not self._bells else self._events.get_map().get(next(iter(self._bells)))
 
     def run_forever(self) -> None:
@@ -175,7 +175,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
             super().run_forever()
 
     def abandon(self) -> None:
-        """In the child of a fork: never close, which would take files from the system's table that the parent uses."""
+        """Never close, in the child of a fork: closing removes files that the parent uses from the system's table."""
         self._is_abandoned = True
 
     def check_runs_here(self) -> None:
@@ -188,7 +188,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
 
     def _request(self, request: LoopRequest) -> None:
         self.requests.append(request)
-        if self.get_debug() and not self.is_closed():  # asyncio sees to it then that only the loop's thread schedules
+        if self.get_debug() and not self.is_closed():  # asyncio then ensures that only the loop's thread schedules
             self.call_soon_threadsafe(_nothing)
             return
         while self.requests and not self.is_back and self.turn.acquire(blocking=False):
@@ -200,7 +200,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
             self._visit()
 
     def _visit(self) -> None:
-        """Serve, and leave the turn; wake the loop if there is more to do."""
+        """Serve requests, and release the turn; wake the loop if there is more to do."""
         must_wake = True
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
@@ -216,7 +216,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
 
 
 class _LeavingSelector(selectors.DefaultSelector):
-    """Leaves the turn while it waits."""
+    """A selector that releases the turn while it waits."""
 
     def __init__(self, loop: CallerRunsLoop) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class _LeavingSelector(selectors.DefaultSelector):
         return [(key, mask) for key, mask in events if current.get(key.fd) is key]
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events; before that, see to requests of those who found the turn taken."""
+        """Wait for events; before that, serve requests of threads that found the turn taken."""
         loop = self._loop
         while loop.requests and loop.turn.acquire(blocking=False):
             try:
@@ -253,7 +253,7 @@ class _LeavingSelector(selectors.DefaultSelector):
 
 
 def _brings(handle: asyncio.Handle, task: asyncio.Task[Any] | None) -> bool:
-    """Is ``handle`` a step of ``task``, to be told of its end, or a step of operations in shared memory?"""
+    """Return whether ``handle`` is a step of ``task``, the notice of its end, or a step of shared-memory operations."""
     callback, args = getattr(handle, "_callback", None), getattr(handle, "_args", None)
     owner = getattr(callback, "__self__", None)
     return type(owner) is Driver or (task is not None and (owner is task or args == (task,)))

@@ -17,18 +17,18 @@ T = TypeVar("T")
 class Communicator(Operations):
     """Operations over the ranks of a group: those of ``asyncpar.Communicator``, which block until they are over.
 
-    From any thread, several at once, too; the ranks of a group must call its operations in the same order, whichever
-    threads they call them from (or pass equal ``key``).  After ``timeout`` seconds, or if Ctrl-C ends the wait, an
-    operation is cancelled: here it raises ``PeerTimeout``, which says who is missing, on the others ``PeerCancelled``.
-    The group stays usable.
+    They may be called from any thread, and from several at once; the ranks of a group must call its operations in the
+    same order, whichever threads they call them from (or pass equal ``key``).  After ``timeout`` seconds, or if Ctrl-C
+    ends the wait, an operation is cancelled: here it raises ``PeerTimeout``, which names the missing rank, on the
+    others ``PeerCancelled``.  The group stays usable.
 
-    Options mean the same in all operations, and as in ``asyncpar.Communicator``.  ``op`` combines: sum, mean, prod,
-    min, max, band, bor or bxor.  ``out`` takes the result; ``algorithm`` pins one (None: the cost model chooses);
-    ``key`` matches by name instead of by order; ``stream`` is a CUDA stream on which the operation is enqueued;
-    ``source`` and ``tag`` tell messages apart; ``wanted`` is the type as which a value is decoded; ``name`` is what a
-    new group is called in messages; ``dtype`` is numpy's.
+    Options mean the same in all operations, and as in ``asyncpar.Communicator``.  ``op`` is sum, mean, prod, min, max,
+    band, bor or bxor.  ``out`` receives the result; ``algorithm`` pins one (None: the cost model chooses); ``key``
+    matches by name instead of by order; ``stream`` is a CUDA stream on which the operation is enqueued; ``source`` and
+    ``tag`` distinguish messages; ``wanted`` is the type as which a value is decoded; ``name`` names a new group in
+    messages; ``dtype`` is numpy's.
 
-    ``start`` has the same operations in a form that does not wait: ``pending = comm.start.all_reduce(x)``, and then
+    ``start`` has the same operations in a non-blocking form: ``pending = comm.start.all_reduce(x)``, and then
     ``pending.wait()``.  ``on_loop`` is the same group for coroutines that ``Node.run`` runs.
     """
 
@@ -59,7 +59,7 @@ class Communicator(Operations):
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: for ever."""
+        """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: forever."""
         return self.on_loop.timeout
 
     @timeout.setter

@@ -1,4 +1,4 @@
-"""Coroutines that are begun by hand and go on as tasks."""
+"""Coroutines that are begun by hand and continue as tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FREQUENT_TURNS = 4
 
 
 def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any], bool, Any]:
-    """Run ``coroutine``, which ``runs_anywhere``, without a task; return what is left, whether it is over, its result.
+    """Run ``coroutine``, which ``runs_anywhere``, without a task; return the rest, whether it is over, and its result.
 
     A bare yield gives the loop its turn, which it does not need while it waits.
     """
@@ -28,17 +28,17 @@ def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any
 
 
 def runs_anywhere(coroutine: Coroutine[Any, Any, Any]) -> bool:
-    """Can ``coroutine`` be run without a task, and by other threads in place of the loop's?
+    """Return whether ``coroutine`` can run without a task, and in other threads than the loop's.
 
-    Only operations in memory that ranks share can, those of a rank alone, and what comes ``After`` them: all else might
-    ask which task it is, or begin generators, which only the loop's own thread gives into its care.
+    Only operations in shared memory can, those of a rank alone, and code that comes ``After`` them: other code might
+    ask for its current task, or begin generators, which only the loop's own thread registers with it.
     """
     call = coroutine.call if type(coroutine) is After else coroutine
     return isinstance(call, Call) and call.runs_anywhere
 
 
 class After(Coroutine[Any, Any, Any]):
-    """Await ``call``, and return what ``finish``, a plain function, makes of its result."""
+    """Await ``call``, and return the result of ``finish``, a plain function, applied to its result."""
 
     __slots__ = ("_finish", "call")
 
@@ -67,7 +67,7 @@ class After(Coroutine[Any, Any, Any]):
         return self._finish((yield from self.call.__await__()))
 
     def __getattr__(self, name: str) -> Any:
-        """Have the names of the call, for tracebacks and warnings."""
+        """Provide the attributes of the call, for tracebacks and warnings."""
         return getattr(self.call, name)
 
 
@@ -99,15 +99,15 @@ class _Begun(Coroutine[Any, Any, Any]):
         raise TypeError("what has been begun by hand can only go on as a task")
 
     def __getattr__(self, name: str) -> Any:
-        """Have the names of the coroutine, for tracebacks and warnings."""
+        """Provide the attributes of the coroutine, for tracebacks and warnings."""
         return getattr(self._coroutine, name)
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let ``error``, and what it came of, show no frames of what ``runs_anywhere``.
+    """Remove the frames of code that ``runs_anywhere`` from ``error`` and its causes.
 
-    They remember who called them.  That may be the thread that waits for the result: with all its variables until
-    Python's collector comes, among them the error itself.
+    They refer to their callers, possibly the thread that waits for the result: with all its variables, among them the
+    error itself, until Python's garbage collector runs.
     """
     seen: set[int] = set()
     found = [error]
@@ -120,7 +120,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 async def end_tasks(seconds: float) -> None:
-    """Cancel all other tasks of the loop, and those that they make, and see them end, for ``seconds`` at most."""
+    """Cancel all other tasks of the loop, and those that they create, and wait up to ``seconds`` for their ends."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while left := _all_tasks(loop) - {asyncio.current_task()}:
@@ -133,9 +133,9 @@ async def end_tasks(seconds: float) -> None:
 
 
 def _all_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
-    """Return the tasks of the running ``loop``, also those that visiting threads made.
+    """Return the tasks of the running ``loop``, including those that visiting threads made.
 
-    From Python 3.14 on each thread has a list of the tasks that it made, and ``all_tasks`` looks at all of them only if
+    From Python 3.14 on, each thread has a list of the tasks that it made, and ``all_tasks`` inspects all lists only if
     the loop is not the one that runs in this thread.
     """
     asyncio._set_running_loop(None)

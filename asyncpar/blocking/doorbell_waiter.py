@@ -1,14 +1,14 @@
-"""Wait for a result and watch the doorbell that announces it.
+"""Waits for results by watching the doorbell that announces them.
 
 Theory of operation.  An operation in shared memory that must wait goes on when a peer writes to this rank's *bell*, a
-pipe that the loop watches.  If only the loop did, every wait would take two changes of threads: the bell wakes the
-loop's thread, which completes the operation and wakes the thread that waits for it.  So a thread that has to wait
-*borrows* the bell: the loop's selector does not watch it for that time, the thread itself does, together with a file of
-its own by which all others can wake it.  When the bell rings it visits the loop (see ``caller_runs_loop``), does what
-the loop would do, and also runs those callbacks of the loop that belong to what it waits for, if they are next.
+pipe that the loop watches.  If only the loop did, every wait would take two thread switches: the bell wakes the loop's
+thread, which completes the operation and wakes the thread that waits for it.  So a thread that has to wait *borrows*
+the bell: meanwhile the thread itself watches it instead of the loop's selector, together with a file of its own by
+which all others can wake it.  When the bell rings it visits the loop (see ``caller_runs_loop``), does the loop's work,
+and also runs those callbacks of the loop that belong to the awaited result, if they are next.
 
-The bell is lent to one thread at a time; others wait as if there were none.  It is taken with the turn only, and given
-back by a request, which is never forgotten.  Files report levels: what has come by then, the loop finds.
+The bell is lent to one thread at a time; others wait as if there were none.  It is taken only with the turn held, and
+given back by a request, which is never lost.  Files are level-triggered: the loop finds whatever has come by then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncpar.blocking.interrupts import longest_sleep
 
 
 class _Waker:
-    """The file by which a thread that polls is woken."""
+    """The file that wakes a polling thread."""
 
     event = -1
 
@@ -31,12 +31,12 @@ class _Waker:
         self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __del__(self) -> None:
-        if self.event >= 0:  # otherwise there was none to be had
+        if self.event >= 0:  # otherwise none was available
             os.close(self.event)
 
 
 class _Wakers(threading.local):
-    """One for each thread that needs it."""
+    """One waker for each thread that needs it."""
 
     own: _Waker | None = None
 
@@ -60,11 +60,11 @@ class DoorbellWaiter:
         self._leaving = threading.Lock()
         self._has_left = False
         self._has_heard = False
-        """Has the doorbell rung, without an answer so far?"""
+        """Whether the doorbell has rung, without an answer so far."""
         self._watched: int | None = None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait with the bell until ``awaited`` is done, or for ``timeout`` seconds; False if it is not to be had."""
+        """Wait with the bell, at most ``timeout`` seconds, until ``awaited`` is done; return False if it is not available."""
         try:
             try:
                 self._loop.try_visit(self._borrow)
@@ -74,10 +74,10 @@ class DoorbellWaiter:
             finally:
                 self._leave()
         finally:
-            self._leave()  # again, should a signal have come just then: without its bell the loop would be deaf
+            self._leave()  # again, in case a signal came just then: without its bell the loop would be deaf
 
     def release(self) -> None:
-        """Wake the thread.  From any thread."""
+        """Wake the thread.  Thread-safe."""
         if threading.get_ident() == self._thread:
             return
         with self._leaving:
@@ -109,7 +109,7 @@ class DoorbellWaiter:
             self._watched = bell
 
     def _listen(self, seconds: float) -> bool:
-        """Wait for something, and see to it; False if nothing has come in time."""
+        """Wait for an event, and handle it; return False if none has come in time."""
         ready = self._poller.poll(seconds * 1e3)
         for descriptor, _ in ready:
             if descriptor == self._waker.event:
@@ -119,7 +119,7 @@ class DoorbellWaiter:
                 self._loop.request(self._answer)
         return bool(ready)
 
-    # -- with the turn: must not raise -------------------------------------------------------------------------------
+    # -- with the turn held: must not raise ------------------------------------------------------------------------
 
     def lose_bell(self, descriptor: int) -> None:
         if descriptor == self._bell:

@@ -1,9 +1,9 @@
-"""Signals must not be handled while the main thread does what the loop's thread does otherwise.
+"""Deferral of signals while the main thread does the work of the loop's thread.
 
-Python runs signal handlers in the main thread, between any two steps of it.  One that raises, as that of Ctrl-C does,
-those that make time-outs of alarms, and that by which torch's DataLoader notices that a worker has died, would leave
-half done what can be done only as a whole: an operation that has its number but is in no table, a lock that no thread
-gives back.  So for these microseconds handlers are replaced by one that notes the signal.
+Python runs signal handlers in the main thread, between any two of its steps.  A handler that raises, like that of
+Ctrl-C, those that turn alarms into time-outs, and that by which torch's DataLoader notices a dead worker, would
+interrupt work that must be done as a whole: an operation that has its number but is in no table, a lock that no thread
+releases.  So for these microseconds handlers are replaced by one that records the signal.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _DEAF_SECONDS = 1.0
 
 
 def longest_sleep(end: float | None) -> float:
-    """Return how long a thread may sleep at a stretch that waits until ``end`` of ``time.monotonic`` (None: for ever).
+    """Return the longest single sleep of a thread that waits until ``end`` of ``time.monotonic`` (None: forever).
 
-    Python does not see a signal that comes just as its main thread goes to sleep, until it wakes.
+    A signal that arrives just as the main thread goes to sleep is not seen by Python until it wakes.
     """
     return _DEAF_SECONDS if end is None else min(max(0.0, end - time.monotonic()), _DEAF_SECONDS)
 
 
 def do_uninterrupted(function: Callable[[T], object], argument: T) -> None:
-    """Call ``function(argument)`` in the main thread; what handles signals that come meanwhile runs after it.
+    """Call ``function(argument)`` in the main thread; handlers of signals that come meanwhile run after it.
 
-    Each handler runs once, in the order in which the signals came, with all of them in their places again.
+    Each handler runs once, in the order in which the signals came, after all have been restored.
     """
     global _keeper  # noqa: PLW0603
     found = [*map(_signal.getsignal, _NUMBERS)]
     if found != _keeper.found:
-        if any(isinstance(handler, _Note) for handler in found):  # this is done inside of another one
+        if any(isinstance(handler, _Note) for handler in found):  # this runs inside of another call
             function(argument)
             return
         _keeper = _Keeper(found)
@@ -53,7 +53,7 @@ class _Note(OwnHandler):
 
 
 class _Keeper:
-    """Keeps back what the handlers that were ``found`` handle."""
+    """Defers the work of the handlers that were ``found``."""
 
     def __init__(self, found: list[Any]) -> None:
         self.found = found
@@ -81,7 +81,7 @@ class _Keeper:
             self._came.append((handler, number, frame))
 
     def _restore(self, place: int) -> None:
-        """Put all handlers back, those before ``place`` excepted; one that is called at once keeps no other from it."""
+        """Restore all handlers from ``place`` on; one that is called at once does not keep the others from it."""
         try:
             while place < len(self._handlers):
                 _signal.signal(*self._handlers[place])
@@ -92,7 +92,7 @@ class _Keeper:
 
 
 def _handle(came: list[tuple[Callable[..., object], int, FrameType | None]]) -> None:
-    """Let handlers do what had to wait; one that raises keeps no other from it."""
+    """Run deferred handlers; one that raises does not keep the others from it."""
     handler, number, frame = came.pop(0)
     try:
         handler(number, frame)

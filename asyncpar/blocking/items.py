@@ -1,4 +1,4 @@
-"""Iterators of blocking programs over what comes one by one on the loop."""
+"""Iterators of blocking programs over items that come one by one on the loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Items(Iterator[T], Generic[T]):
     """The items of the asynchronous iterator that ``begin`` returns, which is called on the loop now.
 
-    ``what`` names it in messages; ``timeout`` is that of the wait for each item, in seconds.  Leaving a loop over it
-    early, closing or dropping it closes the iterator.
+    ``what`` names it in messages; ``timeout`` limits the wait for each item, in seconds.  Leaving a loop over it early,
+    closing or dropping it closes the iterator.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Items(Iterator[T], Generic[T]):
         return self._shown(found)
 
     def close(self) -> None:
-        """End it, and return when it has ended here.  Idempotent."""
+        """End the iteration, and return when it has ended here.  Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._handle.wait(self._what, lambda: _close(self._items))
@@ -61,13 +61,13 @@ class Items(Iterator[T], Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        """End it without waiting, since this may happen in any thread, that of the loop included."""
+        """End it without waiting, since this may happen in any thread, including the loop's."""
         if self._has_begun and not self._is_over and not self._handle.thread.is_closed:
             items = self._items
             self._handle.thread.start(lambda: _close(items))
 
     def _shown(self, item: Any) -> T:
-        """Return ``item`` as the caller gets it."""
+        """Return ``item`` in the form for the caller."""
         found: T = item
         return found
 

@@ -34,9 +34,9 @@ A = TypeVar("A", bound=Actor)
 class Node:
     """One rank of a world, for programs without an event loop; its loop runs in a background thread.
 
-    Made by ``asyncpar.blocking.init``, ``Node.start`` or ``asyncpar.testing.blocking_world``; usable from all threads,
-    notebooks included.  ``world`` is the communicator over all ranks.  ``on_loop`` is the node for coroutines: all of
-    asyncpar that has no blocking form is used with it, by ``run`` and ``call``.
+    It is made by ``asyncpar.blocking.init``, ``Node.start`` or ``asyncpar.testing.blocking_world``, and usable from all
+    threads, including notebooks.  ``world`` is the communicator over all ranks.  ``on_loop`` is the node for
+    coroutines: the parts of asyncpar without a blocking form are used with it, by ``run`` and ``call``.
     """
 
     def __init__(self, thread: LoopThread, on_loop: asyncpar.node.Node) -> None:
@@ -56,11 +56,11 @@ class Node:
         public_services: Sequence[str] = (),
         blocked_after: float | None = BLOCKED_AFTER,
     ) -> Node:
-        """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
+        """Join the world of ``environment`` (default: this process's), and return when all ranks are present.
 
         ``transport``, ``serve``, ``services``, ``public_services``, ``blocked_after`` and errors are those of
-        ``asyncpar.Node.start``.  A program that does not ``close`` the node leaves
-        the world in good order all the same, at its end.
+        ``asyncpar.Node.start``.  A program that does not ``close`` the node still leaves the world in good order at its
+        end.
         """
         report_failures()
         thread = background()
@@ -93,7 +93,7 @@ class Node:
         state = "closed" if self.is_closed else "running"
         return html_table([("blocking node", f"rank {self.rank} of {self.size}"), ("state", state)])
 
-    # -- who -------------------------------------------------------------------------------------------------------
+    # -- identity --------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -110,17 +110,17 @@ class Node:
 
     @property
     def address(self) -> str:
-        """``host:port`` of the node's gRPC server; empty for a node that only lives in this process."""
+        """``host:port`` of the node's gRPC server; empty for a node that lives only in this process."""
         return self.on_loop.address
 
     @property
     def has_arena(self) -> bool:
-        """Do the ranks of this host share memory?"""
+        """Whether the ranks of this host share memory."""
         return self.on_loop.has_arena
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of frames that left this rank, and payload it has shown others in shared memory."""
+        """Bytes of frames that left this rank, and payload that it has shown to others in shared memory."""
         return self.on_loop.bytes_sent
 
     @property
@@ -128,7 +128,7 @@ class Node:
         return self._handle.is_closed
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array of ``dtype`` in memory that the ranks of this host share, as ``node.world.empty`` does."""
+        """Return a new array of ``dtype`` in memory that the ranks of this host share, like ``node.world.empty``."""
         return self.world.empty(shape, dtype)
 
     # -- coroutines ------------------------------------------------------------------------------------------------
@@ -142,13 +142,13 @@ class Node:
         return self._handle.wait("run", make, timeout)
 
     def begin(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
-        """Begin the coroutine that ``make`` returns on the node's loop, and return its result to come."""
+        """Begin the coroutine that ``make`` returns on the node's loop, and return its pending result."""
         return self._handle.start("begin", make)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, which is called on the node's loop and must be quick.
+        """Call ``function`` on the node's loop, and return its result; it must be quick.
 
-        Objects that belong to the loop are made so.  Raises ``UsageError`` for a coroutine function: ``run`` awaits.
+        Use it to create objects that belong to the loop.  Raises ``UsageError`` for a coroutine function: use ``run``.
         """
         made = self._handle.do("call", function)
         if asyncio.iscoroutine(made):
@@ -161,8 +161,8 @@ class Node:
     def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> Ref[A]:
         """Start an actor on this rank and return the reference to it when its ``on_start`` has ended.
 
-        The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
-        its own.  Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        The constructor gets ``args`` and ``kwargs`` themselves, not copies.  Without ``name`` a new name is generated.
+        Raises the exception of the constructor or ``on_start``, and ``UsageError`` for a name that is taken.
         """
         made: Any = self._handle.wait("spawn", lambda: self.on_loop.spawn(actor, *args, name=name, **kwargs))
         return Ref(self._handle, made)
@@ -170,7 +170,7 @@ class Node:
     def ref(self, name: str, rank: int | None = None, *, actor_class: type[A] | None = None) -> Ref[A]:
         """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
 
-        With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
+        With ``actor_class`` results are typed, and wrong calls are refused before they are sent.
         """
         self._handle.check_open("ref")
         made: Any = (
@@ -181,11 +181,11 @@ class Node:
         return Ref(self._handle, made)
 
     def wrap(self, reference: ActorRef[A]) -> Ref[A]:
-        """Return the blocking form of a reference that came inside of something else."""
+        """Return the blocking form of a reference that came inside of another value."""
         return Ref(self._handle, reference)
 
     def stop_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
-        """Stop an actor of any rank, once it has handled what waits.  ``timeout`` is in seconds."""
+        """Stop an actor of any rank, once it has handled waiting messages.  ``timeout`` is in seconds."""
         self._handle.wait("stop_actor", lambda: self.on_loop.stop_actor(reference), timeout)
 
     def kill_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
@@ -195,10 +195,10 @@ class Node:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent.
+        """Leave the world in good order: actors stop, peers are notified, lanes and server close.  Idempotent.
 
-        Operations that other threads wait for raise; later calls raise ``NodeClosed``.  In a child of a fork, which has
-        no node, nothing happens.
+        Operations that other threads wait for raise; later calls raise ``NodeClosed``.  It does nothing in a child of a
+        fork, which has no node.
         """
         thread = self._handle.thread
         if thread.is_closed:
@@ -207,16 +207,16 @@ class Node:
         thread.check_may_wait()
         self._handle.is_closed = True
         thread.forget(self)
-        with suppress(Cancelled):  # the whole thread is being closed by another
+        with suppress(Cancelled):  # another call closes the whole thread
             thread.call(self.on_loop.stop, what="close")
 
 
 @contextmanager
 def init(*, transport: LaneName | None = None) -> Iterator[Node]:
-    """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
+    """Join the world that ``asyncpar launch`` describes in the environment; without a launcher, be a world of one.
 
     ``with asyncpar.blocking.init() as node:``.  SIGTERM leaves the block like an exception and ends the program with
-    status 143.  Raises as ``Node.start`` does.
+    status 143.  Raises like ``Node.start``.
 
     ``transport`` pins the lane kind, as in ``Node.start``.
     """

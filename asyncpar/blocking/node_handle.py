@@ -1,4 +1,4 @@
-"""A node's place on the loop's thread: how all its parts run what they have to, until it is closed."""
+"""A node's place on the loop's thread: how all its parts run their work, until it is closed."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class NodeHandle:
         return self.thread.start(make, what=what)
 
     def do(self, what: str, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, called on the loop."""
+        """Call ``function`` on the loop, and return its result."""
         self.check_open(what)
         return self.thread.do(function)
 
     def read(self, what: str, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, which only looks at what is there: it is, too, when the node is closed."""
+        """Return the result of ``function``, which only reads state: it works even when the node is closed."""
         return function() if self.is_closed else self.do(what, function)
 
     def end(self, what: str, function: Callable[[], None]) -> None:
-        """Call ``function`` on the loop, which ends something: all has ended when the node is closed."""
+        """Call ``function`` on the loop, which ends something: everything has ended when the node is closed."""
         if not self.is_closed:
             self.do(what, function)
 
@@ -65,6 +65,6 @@ def _refuse(call: Coroutine[Any, Any, Any], error: UsageError) -> None:
 
 
 def check_timeout(seconds: float) -> None:
-    """Raise ``UsageError`` unless ``seconds`` can be waited."""
+    """Raise ``UsageError`` unless ``seconds`` is a valid timeout."""
     if not seconds > 0:
         raise UsageError(f"timeout: expected a positive number of seconds or None, got {seconds!r}")

@@ -107,19 +107,19 @@ class AllReduce:
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
         whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
-        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
-        8 MiB of memory besides at most.  ``all_reduce.parts(x)`` gives finished parts while the rest travels.
-        ``algorithm`` may say how many bytes of a chunk go in one message, 4k to 2m: ``ring/256k``; 1m without it.
+        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  It needs
+        at most 8 MiB of additional memory.  ``all_reduce.parts(x)`` yields finished parts while the rest is in flight.
+        ``algorithm`` may set the number of bytes of a chunk in one message, 4k to 2m: ``ring/256k``; the default is 1m.
 
-        ``until`` says when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline`` it
-        goes on without those that are late, and returns a ``Reduced``, the same on all ranks, which says who has
-        contributed.  A mean is then that of the contributors, a sum theirs.  The part of a rank that is late is
-        dropped, or, with ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls
-        match among themselves, by ``key``, in their order.  ``PeerLost`` where so many ranks are lost that the policy
-        cannot be met, or no majority is left to decide; ``x`` is as before then.
+        ``until`` defines when the operation is complete: "all" waits for all ranks; with a ``Quorum`` or a ``Deadline``
+        it continues without late ranks, and returns a ``Reduced``, the same on all ranks, which lists the
+        contributors.  Means and sums are then those of the contributors.  The part of a late rank is dropped, or, with
+        ``late="next"`` (sums and means), added to its next part with the same ``key``.  Such calls match among
+        themselves, by ``key``, in their order.  It raises ``PeerLost`` if so many ranks are lost that the policy cannot
+        be met, or no majority is left to decide; ``x`` is then unchanged.
 
-        Without ``algorithm``, one of ``comm.algorithms("all_reduce")``, the cost model chooses.  Calls with the same
-        ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+        Without ``algorithm``, one of ``comm.algorithms("all_reduce")``, the cost model chooses.  Calls with equal
+        ``key`` match each other, in any order.  ``stream`` is for arrays on CUDA devices.
 
         Example::
 
@@ -144,12 +144,12 @@ class AllReduce:
         key: str | None = None,
         timeout: float | None = None,
     ) -> Items[Part]:
-        """Combine ``x`` of all ranks, in place (or into ``out``), and give parts of the result as they are finished.
+        """Combine ``x`` of all ranks, in place (or into ``out``), and yield parts of the result as they are finished.
 
-        Iterate over them: ``where, values`` are a slice of the flat result, and its elements, a view of it; see
+        Each part is a pair ``where, values``: a slice of the flat result, and a view of its elements; see
         ``asyncpar.Part`` and ``asyncpar.PartStream``.  The result has the bits of ``all_reduce(x)``, other ranks may
-        call either, and the call takes its place in the order of operations at once.  Parts have 1 MiB per rank or so;
-        a small result is one part.  An array on a device has no parts: ``UsageError``.
+        call either, and the call takes its place in the order of operations at once.  Parts have about 1 MiB per rank;
+        a small result is one part.  Device arrays have no parts: ``UsageError``.
         """
         return Items(
             self._handle,
@@ -191,7 +191,7 @@ class Operations:
     ) -> list[Array]:
         """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
 
-        One operation for all of them, which is much faster than one for each where they are small.  They may differ in
+        All of them are one operation, which is much faster than one per array where they are small.  They may differ in
         shape, layout and dtype, but must not overlap; all ranks pass the same shapes and dtypes in the same order.
         Results are as those of ``all_reduce``, with the same bits on every rank.
         """
@@ -213,7 +213,7 @@ class Operations:
         stream: object = None,
         timeout: float | None = None,
     ) -> Array | None:
-        """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
+        """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); other ranks get None."""
         return self._handle.wait(
             "reduce",
             lambda: self.on_loop.reduce(x, op, root=root, out=out, algorithm=algorithm, key=key, stream=stream),
@@ -234,10 +234,10 @@ class Operations:
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
 
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.  ``x`` has the same
-        shape on all ranks, and ``op`` is sum, mean, prod, min, max, band, bor or bxor.
-        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("reduce_scatter")``
-        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
-        for arrays on CUDA devices.
+        shape on all ranks, and ``op`` is sum, mean, prod, min, max, band, bor or bxor.  ``out`` receives the result
+        (None: a new array).  ``algorithm`` is one of ``comm.algorithms("reduce_scatter")`` (None: the fastest by the
+        cost model).  Calls with equal ``key`` match each other, in any order.  ``stream`` is for arrays on CUDA
+        devices.
 
         Example::
 
@@ -261,10 +261,10 @@ class Operations:
     ) -> Array:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``.
 
-        ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` takes other lengths.
-        ``out`` takes the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("all_gather")``
-        (None: the quickest by the cost model).  Calls with the same ``key`` meet by it, in any order.  ``stream`` is
-        for arrays on CUDA devices.
+        ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` accepts different lengths.  ``out`` receives
+        the result (None: a new array).  ``algorithm`` is one of ``comm.algorithms("all_gather")`` (None: the fastest by
+        the cost model).  Calls with equal ``key`` match each other, in any order.  ``stream`` is for arrays on CUDA
+        devices.
 
         Example::
 
@@ -286,7 +286,7 @@ class Operations:
         stream: object = None,
         timeout: float | None = None,
     ) -> Array:
-        """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
+        """Return ``x`` of all ranks, concatenated along axis 0, in which they may differ."""
         return self._handle.wait(
             "all_gather_v",
             lambda: self.on_loop.all_gather_v(x, out=out, algorithm=algorithm, key=key, stream=stream),
@@ -304,7 +304,7 @@ class Operations:
         stream: object = None,
         timeout: float | None = None,
     ) -> Array | None:
-        """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
+        """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; other ranks get None."""
         return self._handle.wait(
             "gather",
             lambda: self.on_loop.gather(x, root=root, out=out, algorithm=algorithm, key=key, stream=stream),
@@ -324,7 +324,7 @@ class Operations:
     ) -> Array:
         """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
 
-        The other ranks pass no ``x``, but ``out``, which says shape and dtype.
+        The other ranks pass no ``x`` but ``out``, which gives shape and dtype.
         """
         return self._handle.wait(
             "scatter",
@@ -344,9 +344,9 @@ class Operations:
     ) -> Array:
         """Overwrite ``x`` with that of ``root``, and return it.
 
-        ``x`` is an array of the same shape and dtype on all ranks.
-        ``algorithm`` is one of ``comm.algorithms("broadcast")`` (None: the quickest by the cost model).
-        Calls with the same ``key`` meet by it, in any order.  ``stream`` is for arrays on CUDA devices.
+        ``x`` is an array of the same shape and dtype on all ranks.  ``algorithm`` is one of
+        ``comm.algorithms("broadcast")`` (None: the fastest by the cost model).  Calls with equal ``key`` match each
+        other, in any order.  ``stream`` is for arrays on CUDA devices.
 
         Example::
 
@@ -361,10 +361,10 @@ class Operations:
     def barrier(
         self, *, algorithm: BarrierAlgorithm | None = None, key: str | None = None, timeout: float | None = None
     ) -> None:
-        """Wait until all ranks have come here.
+        """Wait until all ranks have called it.
 
-        ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the quickest by the cost model).  Calls with the
-        same ``key`` meet by it, in any order.
+        ``algorithm`` is one of ``comm.algorithms("barrier")`` (None: the fastest by the cost model).  Calls with equal
+        ``key`` match each other, in any order.
 
         Example::
 
@@ -382,7 +382,7 @@ class Operations:
         stream: object = None,
         timeout: float | None = None,
     ) -> Array:
-        """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
+        """Send ``x[r]`` to each rank ``r`` and return an array like ``x``, whose entry ``r`` came from rank ``r``."""
         return self._handle.wait(
             "all_to_all",
             lambda: self.on_loop.all_to_all(x, out=out, algorithm=algorithm, key=key, stream=stream),
@@ -401,7 +401,7 @@ class Operations:
     ) -> tuple[Array, list[int]]:
         """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
 
-        Returns the rows received, by rank of their sender, and how many came from each.
+        Returns the received rows, in the order of their senders' ranks, and the number of rows from each.
         """
         return self._handle.wait(
             "all_to_all_v", lambda: self.on_loop.all_to_all_v(x, counts, out=out, key=key, stream=stream), timeout
@@ -409,7 +409,7 @@ class Operations:
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """This rank's index in the group."""
         return self.on_loop.rank
 
     @property
@@ -447,19 +447,19 @@ class Operations:
         return self._handle.read("traffic", lambda: self.on_loop.traffic)
 
     def late_counts(self, key: str | None = None) -> LateCounts:
-        """Return what has become of this rank's parts of operations with a policy (``until``) and this ``key``."""
+        """Return how this rank's parts of operations with a policy (``until``) and this ``key`` have ended."""
         return self._handle.read("late_counts", lambda: self.on_loop.late_counts(key))
 
     @property
     def may_share_memory(self) -> bool:
-        """May ranks of one host share memory?  Equal on all ranks, also where a host turned out to have none."""
+        """Whether ranks of one host may share memory: equal on all ranks, even where a host turned out to have none."""
         return self.on_loop.may_share_memory
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s that this rank can send here, as measured: the most of ``calibrate`` and of operations so far.
+        """Bytes/s that this rank can send in this group: the maximum measured by ``calibrate`` and operations so far.
 
-        Through lanes or shared memory, whichever they took.  A built-in figure before anything was measured.
+        Counts lanes or shared memory, whichever the operations used.  A built-in figure before anything was measured.
         """
         return self.on_loop.bandwidth
 
@@ -468,15 +468,16 @@ class Operations:
         return self.on_loop.algorithms(operation)
 
     def is_pinned(self, operation: str) -> bool:
-        """Has the user pinned algorithms of ``operation``?"""
+        """Return whether the user has pinned algorithms of ``operation``."""
         return self.on_loop.is_pinned(operation)
 
     def algorithm_table(self) -> str:
-        """Return which algorithm is used for which operation and size, with the estimates behind it.
+        """Return a table of the algorithm used for each operation and size, with the estimates behind it.
 
-        The line behind the table says what lanes are taken to cost, and whether that was measured: see ``calibrate``.
-        Once device arrays were used, more lines say how operations on them last went, by size where a pin tells sizes
-        apart, and why if not by NCCL, after a table like the first of what would be used and the estimates of all ways.
+        The line after the table states the assumed cost of lanes, and whether it was measured: see ``calibrate``.  Once
+        device arrays have been used, more lines show how operations on them last ran, by size where a pin depends on
+        size, with the reason if not by NCCL, after a table like the first with the algorithms that would be used and
+        the estimates of all ways.
         """
         return self.on_loop.algorithm_table()
 
@@ -485,16 +486,17 @@ class Operations:
     ) -> float:
         """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
 
-        ``algorithm`` None is the one that would be used.  ``on_devices``: of device arrays, where all ranks have NCCL,
-        and a route between their hosts; by published figures until ``calibrate`` or ``set_device_lanes``.
+        ``algorithm`` None means the one that would be used.  With ``on_devices`` the buffer is a device array, and all
+        ranks have NCCL and a route between their hosts; the figures are published ones until ``calibrate`` or
+        ``set_device_lanes``.
         """
         return self.on_loop.predict(operation, payload, algorithm=algorithm, on_devices=on_devices)
 
     @property
     def measured_lane(self) -> LaneCosts | None:
-        """What ``calibrate`` of this group has found of the lanes between its hosts, or of all where it has one host.
+        """The lane costs that ``calibrate`` of this group measured: between hosts, or of all lanes if it has one host.
 
-        Equal on all ranks; None before that.
+        Equal on all ranks; None before calibration.
         """
         return self.on_loop.measured_lane
 
@@ -506,24 +508,24 @@ class Operations:
         cache: str | Path | bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
+        """Measure latency and bandwidth from rank 0, and choose algorithms by its figures on all ranks.
 
-        It measures to another rank of its host, and to one rank of each other host, 8 of them at most, one after the
-        other; of these the slowest counts.
+        Rank 0 measures to another rank of its host, and to one rank of each other host, 8 of them at most, one after
+        the other; the slowest of these counts.
 
         With ``from_operations`` nothing is sent to measure: the figures are those of the latest operations by messages
-        of this group, of all ranks.  So a program that calls it every now and then chooses by what its links are like
-        now.  Choices change in ``calibrate`` and nowhere else: the sum of floats by another algorithm may differ in its
-        last bits (it is the same on all ranks as ever), and pinned algorithms stay.
+        of this group, of all ranks.  A program that calls it from time to time thus adapts its choices to the current
+        state of its links.  Choices change only in ``calibrate``: a sum of floats by another algorithm may differ in
+        its last bits (it is still the same on all ranks), and pinned algorithms stay.
 
         With ``cache``, the path of a file on the host of rank 0, or True for one in the user's cache directory, figures
-        of the same hosts and kinds of lanes are used that an earlier job has measured in the last week; where one is
-        not there, all are measured, and kept.  A file that is damaged counts as empty.
+        that an earlier job measured in the last week for the same hosts and kinds of lanes are reused; if one is
+        missing, all are measured and stored.  A damaged file counts as empty.
 
-        With ``device``, that of this rank on all ranks, also those of NCCL inside the host and between hosts, and of
-        copies to the host: then device arrays go the way that is quickest by these figures.  That takes 64 MiB of the
-        device for a moment; a rank without NCCL is a ``UsageError`` on all.  Call no other operation of this group
-        until it is over.
+        With ``device``, the number of this rank's device, which all ranks must pass, the figures of NCCL inside the
+        host and between hosts, and of copies to the host, are measured too, and device arrays then go the way that is
+        fastest by these figures.  This takes 64 MiB of device memory for a moment; a rank without NCCL raises
+        ``UsageError`` on all.  Call no other operation of this group until it is over.
         """
         self._handle.wait(
             "calibrate",
@@ -533,21 +535,21 @@ class Operations:
 
     @property
     def device_lanes(self) -> DeviceLanes:
-        """The figures of the cost model of device arrays: published ones, before ``calibrate``."""
+        """The cost model's figures for device arrays: published ones, before ``calibrate``."""
         return self.on_loop.device_lanes
 
     def set_device_lanes(self, lanes: DeviceLanes) -> None:
-        """Choose how device arrays go by ``lanes``, in this group and those that are made of it from now on.
+        """Choose the way of device arrays by ``lanes``, in this group and in groups made from it from now on.
 
-        To be called on all ranks, with the same figures: an operation of ranks with others is an ``OperationMismatch``.
+        Call it on all ranks, with the same figures: otherwise operations raise ``OperationMismatch``.
         """
         self._handle.do("set_device_lanes", lambda: self.on_loop.set_device_lanes(lanes))
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
-        """Return a new array of undefined content, in memory that the ranks of this host share if they do.
+        """Return a new array of undefined content, in shared memory if the ranks of this host share memory.
 
-        Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
-        array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
+        Collectives read such an array in place, instead of copying it first.  Its memory is freed when the array and
+        all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
         """
         return self._handle.do("empty", lambda: self.on_loop.empty(shape, dtype))
 
@@ -556,17 +558,18 @@ class Operations:
     ) -> Self | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
-        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
-        another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
-        often they ask; who asks again gets the same communicator until it is closed, and then another one: members must
-        close it equally often.  Groups last until they are closed; one without ``key`` also with its last reference.
+        Nothing is sent.  Members must request the same ranks in the same order, and equally often: every call makes
+        another group.  With ``key``, ranks that pass equal keys form one group instead, in any order and however often
+        they ask; a repeated call returns the same communicator until it is closed, and then a new one, so members must
+        close it equally often.  Groups last until they are closed; one without ``key`` also ends with its last
+        reference.
 
-        Ranks that ask for different ranks, or of which one uses another ``key``, wait for each other until the timeout:
-        a rank that does not come cannot be told from one that comes late, from another task perhaps.  The error then
-        says in which operation of which group the other is, and that it has made no such group.
+        Ranks that request different ranks, or use different keys, wait for each other until the timeout: a rank that
+        never joins cannot be told from one that joins late, perhaps from another task.  The error then names the
+        operation and the group in which the other rank is, and states that it has made no such group.
 
-        Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
-        group.
+        Its ``timeout`` starts with the value of this group and is its own; without ``has_own_timeout`` the two share
+        one.
         """
         return self._wrapped(
             self._handle.do(
@@ -586,115 +589,114 @@ class Operations:
     def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
         """Reserve ``name``, from which ``owner`` derives the keys of its operations, until it is released or collected.
 
-        Raises ``UsageError`` while another object has it: their operations could meet.  ``kind`` is what messages call
-        the owner, by default the name of its class.
+        Raises ``UsageError`` while another object has it: their operations could be mixed up.  ``kind`` is the owner's
+        name in messages, by default the name of its class.
         """
         self._handle.do("claim", lambda: self.on_loop.claim(name, owner, kind=kind))
 
     def release(self, name: str, owner: object) -> None:
-        """Give back a name that ``owner`` has claimed; does nothing if it has not."""
+        """Release a name that ``owner`` has claimed; do nothing if it has not."""
         self._handle.end("release", lambda: self.on_loop.release(name, owner))
 
     def give_up(self, rank: int, text: str) -> None:
-        """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
+        """End this group on this rank: its pending operations and all later calls raise ``PeerCancelled``.
 
-        ``rank`` (of the world) has not done its part, and will not: ``text`` says why.  Other ranks learn of it when
-        they have waited for something that this one will not call, which is after a second (a receive from any rank
-        is not told).  What the group has of the arena is given back when all its ranks have given it up.
+        ``rank`` (of the world) has not done its part, and will not; ``text`` is the reason.  Other ranks learn of it
+        once they have waited a second for a call that this rank will not make (a receive from any rank is not
+        notified).  The group's part of the arena is freed when all its ranks have given it up.
         """
         self._handle.end("give_up", lambda: self.on_loop.give_up(rank, text))
 
     def revoke(self, reason: str | BaseException = "") -> None:
-        """End this group, and every group made from it, on all its ranks: for programs that go on after a loss.
+        """End this group, and every group made from it, on all its ranks: for programs that continue after a loss.
 
-        Any rank may call it, at any time; it does not wait, and does nothing where the group is revoked already.  All
-        operations that are not over, and all later calls, raise ``WorldRevoked``, which has ``reason``, and the rank
-        that ``reason`` names if it is the error of a rank.  The news reaches all ranks that live, also when some are
-        dead or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards, other groups go on.  A rank that has
-        left the world tells nobody: it says so that there is a newer world, and gets ``StaleGeneration`` from this one.
+        Any rank may call it at any time; it does not wait, and does nothing where the group is revoked already.  All
+        pending operations and all later calls raise ``WorldRevoked``, which carries ``reason``, and the rank that
+        ``reason`` names if it is the error of a rank.  The revocation reaches all live ranks, even when some are dead
+        or this one dies meanwhile.  ``shrink`` and ``agree`` work afterwards; other groups are not affected.  A rank
+        that has left the world notifies no other: it records that there is a newer world, and its calls in this one
+        raise ``StaleGeneration``.
         """
         self._handle.end("revoke", lambda: self.on_loop.revoke(reason))
 
     @property
     def is_revoked(self) -> bool:
-        """Has a rank revoked this group, or one that it was made from?"""
+        """Whether a rank has revoked this group, or one that it was made from."""
         return self.on_loop.is_revoked
 
     @property
     def is_over(self) -> bool:
-        """Does this rank accept no more operations of the group: is it revoked, given up or closed?"""
+        """Whether this rank accepts no more operations of the group, which is revoked, given up or closed."""
         return self.on_loop.is_over
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks of this group that are known here to be lost, or to have left the world, in its numbering."""
+        """The ranks of this group, in its numbering, that this rank knows to be lost or to have left the world."""
         return self.on_loop.lost
 
     def agree(self, flag: int, *, timeout: float | None = None) -> Agreed:
-        """Return the bitwise AND of ``flag`` (64 bits with sign) of all ranks that are left, and which are lost.
+        """Return the bitwise AND of ``flag`` (signed 64-bit) over all survivors, and the ranks that are lost.
 
-        All of them get the same, although ranks are lost before or meanwhile, and in a revoked group, too.  The n-th
-        call of ``agree`` or ``shrink`` on one rank meets the n-th on the others.  A rank that lives and does not call
-        it within ``timeout`` seconds is a ``PeerTimeout`` on all, one that does not answer for so long is held for
-        lost.  A rank that others hold for lost, and lives, gets ``PeerLost``.  A rank whose call is cancelled has given
-        its flag all the same.
+        All survivors get the same result, even if ranks are lost before or meanwhile, and even in a revoked group.  The
+        n-th call of ``agree`` or ``shrink`` on one rank matches the n-th on the others.  A live rank that does not call
+        it within ``timeout`` seconds raises ``PeerTimeout`` on all; one that does not answer for that long is declared
+        lost.  A live rank that others declared lost gets ``PeerLost``.  A rank whose call is cancelled still
+        contributes its flag.
         """
         return self._handle.wait("agree", lambda: self.on_loop.agree(flag), timeout)
 
     def shrink(self, *, timeout: float | None = None) -> Self:
-        """Return the communicator over the ranks that are left, in their order; all of them get the same, or an error.
+        """Return the communicator over the survivors, in their order; all of them get the same, or an error.
 
         It works in a revoked group, and while further ranks are lost; revoking this group later does not end the new
-        one.  Errors are those of ``agree``.  No majority is needed: where a network has broken in two, each side gets
-        a group of its own, and the program must know which of them goes on.
+        one.  Errors are those of ``agree``.  No majority is needed: in a network partition each side gets a group of
+        its own, and the program must decide which of them continues.
 
-        If the group has a communicator of NCCL that the loss has ended, the new one is shrunk from it
-        (``ncclCommShrink`` with the abort flag) at its first operation on device arrays.
+        If the group has an NCCL communicator that the loss has ended, the new one is shrunk from it (``ncclCommShrink``
+        with the abort flag) at its first operation on device arrays.
         """
         return self._made(self._handle.wait("shrink", self.on_loop.shrink, timeout))
 
     def close(self) -> None:
-        """End this group on this rank and give back its memory, also that in the arena; idempotent.
+        """End this group on this rank and free its memory, including that in the arena.  Idempotent.
 
-        Operations of it that are not over, and all later calls, raise ``UsageError``; on the other ranks operations
-        that wait for this one are ``PeerCancelled``.  Groups made from it stay.  A group without ``key``
-        closes by itself when no reference to it, or to a call of it, is left.  The world ends with its node, and cannot
-        be closed.
+        Its pending operations and all later calls raise ``UsageError``; on the other ranks, operations that wait for
+        this one raise ``PeerCancelled``.  Groups made from it stay open.  A group without ``key`` closes automatically
+        when no reference to it, or to one of its calls, is left.  The world ends with its node, and cannot be closed.
         """
         self._handle.end("close", self.on_loop.close)
 
     def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
-        """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.
+        """Take the place of a call of ``operation`` that a layer above has refused with ``error``.
 
-        For layers on top that check arguments of their own: the operation ends on the other ranks with
-        ``PeerCancelled``, which says why, and the next calls of all ranks meet.  Calls of this class that are refused
-        do so by themselves.
+        For layers that check arguments of their own: the operation ends on the other ranks with ``PeerCancelled``,
+        which has the reason, and the next calls of all ranks match.  Refused calls of this class do so automatically.
         """
         self._handle.end("refuse", lambda: self.on_loop.refuse(operation, error, key=key))
 
     def refuse_send(self, error: BaseException, dest: int, *, tag: int = 0) -> None:
-        """Give a send its place that is refused with ``error`` before it gets here; see ``refuse``.
+        """Take the place of a send that a layer above has refused with ``error``; see ``refuse``.
 
-        The receive that would have got it ends.  Nothing is told of wrong ``dest`` and ``tag``.
+        The receive that would have got it ends.  A wrong ``dest`` or ``tag`` is ignored.
         """
         self._handle.end("refuse_send", lambda: self.on_loop.refuse_send(error, dest, tag=tag))
 
     def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
-        """Let a receive that is refused with ``error`` before it gets here take its message; see ``refuse``.
+        """Take the place of a receive that a layer above has refused with ``error``, and its message; see ``refuse``.
 
-        The send of it ends, if it is not over.  A receive from any rank takes none.
+        The pending send of that message ends.  A receive from any rank takes no message.
         """
         self._handle.end("refuse_recv", lambda: self.on_loop.refuse_recv(error, source, tag=tag))
 
     def describe_waits(self) -> list[str]:
-        """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
+        """Describe how long each running operation of this rank has waited, for which rank, and what is known of it."""
         return self._handle.read("describe_waits", self.on_loop.describe_waits)
 
     def send(self, x: Array, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
-        small array at once, for a larger one when it has been received.  ``x`` and what receives it may be device
+        small array at once, for a larger one when it has been received.  ``x`` and the receiving array may be device
         arrays, both or one of them.
 
         Example::
@@ -711,7 +713,7 @@ class Operations:
     ) -> Array:
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
-        ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
+        ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
 
         Example::
 
@@ -729,7 +731,7 @@ class Operations:
     def send_object(self, value: object, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``.
 
-        Arrays in it must not be changed before the operation has ended.
+        Arrays in it must not be modified before the operation has ended.
         """
         self._handle.wait("send_object", lambda: self.on_loop.send_object(value, dest, tag=tag), timeout)
 
@@ -784,11 +786,11 @@ class Operations:
     ) -> Any:
         """Return the ``value`` that ``root`` passes.
 
-        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
-        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type to check and make,
-        and that of the result for type checkers; for ``Any``, dataclasses, structs, members of enumerations, named
-        tuples and other types of your own are a ``UsageError`` that names them and their place.  Arrays in values must
-        not be changed before the operation has ended.
+        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested arbitrarily; tuples, sets, dates,
+        ``Decimal``, ``UUID``, numpy scalars and the like keep their types.  ``wanted`` is the type that is checked and
+        built, and the result type for type checkers; with ``Any``, dataclasses, structs, enum members, named tuples and
+        other types of your own raise a ``UsageError`` that names them and their place.  Arrays in values must not be
+        modified before the operation has ended.
         """
         return self._handle.wait(
             "broadcast_object", lambda: self.on_loop.broadcast_object(value, root=root, key=key, wanted=wanted), timeout
@@ -807,7 +809,7 @@ class Operations:
     def all_gather_object(
         self, value: object, *, key: str | None = None, wanted: Any = Any, timeout: float | None = None
     ) -> list[Any]:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, in rank order."""
         return self._handle.wait(
             "all_gather_object", lambda: self.on_loop.all_gather_object(value, key=key, wanted=wanted), timeout
         )
@@ -825,7 +827,7 @@ class Operations:
     def gather_object(
         self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any, timeout: float | None = None
     ) -> list[Any] | None:
-        """Return the values of all ranks at ``root``; the others get None."""
+        """Return the values of all ranks, in rank order, at ``root``, and None elsewhere."""
         return self._handle.wait(
             "gather_object", lambda: self.on_loop.gather_object(value, root=root, key=key, wanted=wanted), timeout
         )
@@ -861,7 +863,7 @@ class Operations:
         wanted: Any = Any,
         timeout: float | None = None,
     ) -> Any:
-        """Return ``values[rank]`` of the values that ``root`` passes, one per rank; the others pass None."""
+        """Return ``values[rank]`` of the values that ``root`` passes, one per rank; other ranks pass None."""
         return self._handle.wait(
             "scatter_object", lambda: self.on_loop.scatter_object(values, root=root, key=key, wanted=wanted), timeout
         )

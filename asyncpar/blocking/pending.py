@@ -1,4 +1,4 @@
-"""A result that is on its way from the loop to the threads that wait for it."""
+"""A pending result of the loop, for the threads that wait for it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ T = TypeVar("T")
 class Cancelled(AsyncparError):  # noqa: N818
     """The operation that a thread waited for was cancelled.
 
-    This is no ``CancelledError``, which would be taken for a cancellation of the waiting task.
+    This is not a ``CancelledError``, which would be mistaken for a cancellation of the waiting task.
     """
 
 
 class Pending(Generic[T]):
-    """The result of ``LoopThread.start``.  Used from any thread.
+    """The result of ``LoopThread.start``.  Thread-safe.
 
-    Theory of operation.  The thread that finishes stores the outcome, then ``is_done``, then opens all gates and calls
-    all callbacks that it finds.  A thread that waits adds a gate, then looks at ``is_done``.  So one of the two sees
-    the other, without a lock; taking a gate or callback out of its list is atomic, so each is used once.
+    Theory of operation.  The thread that finishes it stores the outcome, then ``is_done``, then opens all gates and
+    calls all callbacks that it finds.  A thread that waits adds a gate, then checks ``is_done``.  So one of the two
+    sees the other, without a lock; taking a gate or callback out of its list is atomic, so each is used once.
 
-    Cancelling is a request to the loop like starting, so it comes after the start, whenever it is asked for.
+    Cancelling is a request to the loop, like starting, so it always comes after the start.
     """
 
     __slots__ = (
@@ -50,11 +50,11 @@ class Pending(Generic[T]):
 
     def __init__(self, loop: CallerRunsLoop, what: str = "") -> None:
         self.is_done = False
-        """Has it come, or failed?"""
+        """Whether it has a result or an error."""
         self.what = what
         """Its name in messages."""
         self.expired_after: float | None = None
-        """The seconds after which it was cancelled, since it had no more."""
+        """The seconds after which it was cancelled because its time was up."""
         self._loop = loop
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -63,7 +63,7 @@ class Pending(Generic[T]):
         self._callbacks: list[Callable[[Pending[T]], object]] = []
         self._task: asyncio.Task[Any] | None = None
         self.runs_anywhere = False
-        """May other threads run steps of it in place of the loop's?"""
+        """Whether other threads may run its steps in place of the loop's."""
 
     @property
     def task(self) -> asyncio.Task[Any] | None:
@@ -71,10 +71,10 @@ class Pending(Generic[T]):
         return self._task
 
     def wait(self, timeout: float | None = None) -> T:
-        """Return the result, or raise what the coroutine raised (``Cancelled`` if it was cancelled).
+        """Return the result, or raise the coroutine's exception (``Cancelled`` if it was cancelled).
 
-        Raises ``TimeoutError`` after ``timeout`` seconds (None: never); what is under way goes on then.  Raises
-        ``UsageError`` in the child of a fork, where it never comes.
+        Raises ``TimeoutError`` after ``timeout`` seconds (None: never); the coroutine then goes on.  Raises
+        ``UsageError`` in the child of a fork, where the result never comes.
         """
         if not self.is_done:
             self._wait(timeout)
@@ -82,16 +82,16 @@ class Pending(Generic[T]):
         if error is None:
             return cast("T", self._value)
         try:
-            raise error.with_traceback(self._traceback)  # not what earlier waits have added to it
+            raise error.with_traceback(self._traceback)  # without the frames that earlier waits have added
         finally:
-            del self, error  # the traceback has this frame, which must not have the error
+            del self, error  # the traceback has this frame, which must not hold the error
 
     def exception(self) -> BaseException | None:
-        """Return what the coroutine has raised; None if nothing yet."""
+        """Return the exception of the coroutine; None if there is none yet."""
         return self._error
 
     def cancel(self) -> None:
-        """Cancel what is under way, soon; without effect if it is over."""
+        """Cancel the coroutine, soon; no effect if it is over."""
         if not self.is_done:
             self._loop.request(self._cancel_now)
 
@@ -105,10 +105,10 @@ class Pending(Generic[T]):
         state = "under way" if not self.is_done else "done" if self._error is None else f"failed: {self._error!r}"
         return f"<Pending {self.what or 'result'}: {state}>"
 
-    # -- for who finishes it -----------------------------------------------------------------------------------------
+    # -- for the finishing thread ------------------------------------------------------------------------------------
 
     def begun(self, task: asyncio.Task[Any], *, runs_anywhere: bool = False) -> None:
-        """Note that ``task`` does it; other threads than the loop's may run its steps if it ``runs_anywhere``."""
+        """Record that ``task`` runs it; other threads than the loop's may run its steps if it ``runs_anywhere``."""
         self._task = task
         self.runs_anywhere = runs_anywhere
 
@@ -130,14 +130,14 @@ class Pending(Generic[T]):
         while gates:
             try:
                 gate = gates.pop()
-            except IndexError:  # the thread that waited there has gone
+            except IndexError:  # the thread that waited there is gone
                 break
             gate.release()
         if self._callbacks:
             self._call_back()
 
     def _cancel_now(self) -> None:
-        if self._task is not None:  # once it has begun: it can tell others only then that it was cancelled
+        if self._task is not None:  # once it has begun: only then can it notify others of the cancellation
             self._loop.call_soon(self._task.cancel)
 
     def _wait(self, timeout: float | None) -> None:
@@ -149,7 +149,7 @@ class Pending(Generic[T]):
             raise TimeoutError(f"{self.what or 'the operation'}: not over after {timeout} s; it goes on")
 
     def _wait_with_bell(self, timeout: float | None) -> bool:
-        """Wait beside the loop's bell; False if it is not to be had."""
+        """Wait with the loop's bell; return False if it is not available."""
         gate = DoorbellWaiter(self._loop, self)
         self._gates.append(gate)
         try:
@@ -183,7 +183,7 @@ class Pending(Generic[T]):
         while callbacks:
             try:
                 function = callbacks.pop(0)
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread was faster
                 return
             try:
                 function(self)

@@ -1,4 +1,4 @@
-"""Report failures of a program to its launcher, and end it by signals, as ``asyncpar.run`` does for coroutines."""
+"""Reports of a program's failures to its launcher, and its end by signals, as ``asyncpar.run`` does for coroutines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _reporter: Reporter | None = None
 
 
 def report_failures() -> None:
-    """Have the exception that ends this program reported to the agent that started it, if one did.  Once counts.
+    """Report the exception that ends this program to the agent that started it, if any.  Further calls do nothing.
 
-    Ctrl-C, which every rank gets, is not shown then.
+    Ctrl-C, which every rank gets, is then not shown.
     """
     global _reporter  # noqa: PLW0603
     if _reporter is not None:
@@ -43,11 +43,11 @@ def report_failures() -> None:
 
 @contextmanager
 def ended_in_order(ask: AskToLeave | None = None) -> Iterator[None]:
-    """Turn SIGTERM into an exception for the time being, which leaves all contexts; the process ends with status 143.
+    """Turn SIGTERM into an exception meanwhile, which leaves all contexts; the process ends with status 143.
 
-    With ``ask`` the first SIGTERM calls that instead, within the signal's handler, where nothing may wait for the loop.
-    Under a launcher Ctrl-C ends it with status 130 and shows nothing.  Only in the main thread, and only if the program
-    has no handler of its own.
+    With ``ask`` the first SIGTERM calls that instead, within the signal handler, where nothing may wait for the loop.
+    Under a launcher Ctrl-C ends it with status 130 and shows nothing.  It has an effect only in the main thread, and
+    only if the program has no handler of its own.
     """
     before = signal.getsignal(signal.SIGTERM)
     termination = Termination(_exit)
@@ -75,7 +75,7 @@ def ended_in_order(ask: AskToLeave | None = None) -> Iterator[None]:
 
 
 def terminate_main_thread() -> None:
-    """Have the main thread handle a SIGTERM, also where it waits: from any thread."""
+    """Make the main thread handle a SIGTERM, even while it waits.  Thread-safe."""
     signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
 
 

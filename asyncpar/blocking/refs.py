@@ -13,10 +13,10 @@ A = TypeVar("A")
 
 
 class Ref(ref.ActorRef[A]):
-    """Names the actor ``name`` on ``rank``; every other public attribute is an endpoint.
+    """Reference to the actor ``name`` on ``rank``; every other public attribute is an endpoint.
 
     ``ref.add(3)`` asks and waits for the answer, ``ref.add.tell(3)`` tells, ``for item in ref.items.stream(3)``
-    streams; ``ref.add.start(3)`` asks and does not wait.  It may be sent to actors like any reference.
+    streams; ``ref.add.start(3)`` asks without waiting.  It may be sent to actors like any reference.
     """
 
     __slots__ = ("_handle",)
@@ -36,7 +36,7 @@ class Ref(ref.ActorRef[A]):
 
 
 class Endpoint:
-    """One endpoint of one actor.  What it returns comes with references that block, if it is one."""
+    """One endpoint of one actor.  A result that is a reference is returned in its blocking form."""
 
     __slots__ = ("_endpoint", "_handle", "_timeout")
 
@@ -46,7 +46,7 @@ class Endpoint:
         self._timeout = timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask: send the call and return its result.  Ctrl-C and the end of the time cancel the endpoint there, too.
+        """Ask: send the call and return its result.  Ctrl-C and a timeout also cancel the endpoint there.
 
         Raises ``UsageError`` if the call is wrong, ``RemoteError`` if the endpoint raised, ``PeerCancelled`` if the
         actor was stopped first, and ``PeerLost`` if its rank is gone.
@@ -60,7 +60,7 @@ class Endpoint:
         return Endpoint(self._handle, self._endpoint, timeout)
 
     def start(self, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Ask, and return the result to come."""
+        """Ask, and return the pending result."""
         return self._handle.start(self._what, lambda: self._endpoint(*args, **kwargs))
 
     def tell(self, *args: Any, **kwargs: Any) -> Told:
@@ -72,7 +72,7 @@ class Endpoint:
         return Told(self._handle, self._handle.do(self._what, lambda: self._endpoint.tell(*args, **kwargs)))
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
-        """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields."""
+        """Send the call when iteration begins, and iterate over the items of the endpoint, an async generator."""
         return Stream(self._handle, f"stream of {self._endpoint!r}", lambda: self._endpoint.stream(*args, **kwargs))
 
     @property
@@ -84,7 +84,7 @@ class Endpoint:
 
 
 class Told:
-    """A message that is being sent.  Waiting for it is optional; a caller that waits is slowed down by a slow actor."""
+    """A message in transit.  Waiting for it is optional; a caller that waits is slowed down by a slow actor."""
 
     __slots__ = ("_handle", "_told")
 
@@ -108,7 +108,7 @@ class Stream(Items[Any]):
 
 
 def blocking(handle: NodeHandle, value: Any) -> Any:
-    """Return ``value`` for blocking code: a reference that blocks in place of one that does not."""
+    """Return ``value`` for blocking code: a reference is replaced by its blocking form."""
     return Ref(handle, value) if type(value) is ref.ActorRef else value
 
 

@@ -1,4 +1,4 @@
-"""Operations that are begun and not waited for: ``comm.start.all_reduce(x)``."""
+"""Operations that are started without waiting: ``comm.start.all_reduce(x)``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 def _started(
     operation: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Starting, P], Pending[R]]:
-    """Return the method that begins ``operation`` of the communicator, with the same arguments."""
+    """Return the method that starts ``operation`` of the communicator, with the same arguments."""
     name = operation.__name__
 
     def start(starting: Starting, /, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
@@ -29,7 +29,7 @@ def _started(
 
 
 class Starting:
-    """The operations of a communicator, each of which returns at once what to wait for: a ``Pending``.
+    """The operations of a communicator, each of which returns a ``Pending`` at once.
 
     They take their place in the order of the group's operations when they are called here.
     """

@@ -23,24 +23,24 @@ T = TypeVar("T")
 MakeCoroutine = Callable[[], Coroutine[Any, Any, T]]
 
 CLOSING_SECONDS = 5.0
-"""Seconds that the end waits for what is to be closed in good order."""
+"""Seconds that the end waits for resources to close in good order."""
 
 _PATIENCE = 5.0
 """Seconds after its timeout that an operation may take to end; after that the loop counts as blocked."""
 
 
 class LoopThread:
-    """An event loop in a daemon thread, and how blocking code has coroutines run on it.
+    """An event loop in a daemon thread, on which blocking code runs coroutines.
 
     Coroutines begin in the order of the calls, whichever threads they come from, in the context (``contextvars``) of
-    their callers.  A call that its thread can get through while the loop has nothing to do is over without a change of
-    threads: see ``caller_runs_loop``.
+    their callers.  A call that its thread can complete while the loop is idle needs no thread switch: see
+    ``caller_runs_loop``.
     """
 
     def __init__(self, name: str = "asyncpar loop") -> None:
         self.loop = CallerRunsLoop()
         self.is_abandoned = False
-        """Is this a child of a fork, which has no such thread?"""
+        """Whether this is a child of a fork, which has no such thread."""
         self._is_closed = False
         self._is_ending = False
         self._has_ended = False
@@ -58,16 +58,16 @@ class LoopThread:
     def start(
         self, make: MakeCoroutine[T], *, at_once: bool = False, timeout: float | None = None, what: str = ""
     ) -> Pending[T]:
-        """Begin the coroutine that ``make`` returns, and return its result to come; never waits.
+        """Begin the coroutine that ``make`` returns, and return its pending result; never waits.
 
-        ``at_once``: get as far as possible in this thread, which is right for a caller that waits for the result next.
-        After ``timeout`` seconds it is cancelled and raises ``PeerTimeout`` where a rank is known to be the cause, else
+        With ``at_once`` it runs as far as possible in this thread, for a caller that waits for the result next.  After
+        ``timeout`` seconds it is cancelled and raises ``PeerTimeout`` if a rank is known to be the cause, else
         ``TimeoutError``.  ``what`` names it in messages.
         """
         pending: Pending[T] = Pending(self.loop, what)
         try:
             self._request(make, pending, at_once, timeout)
-        except BaseException:  # of a signal: no thread will get the result
+        except BaseException:  # from a signal: no thread will get the result
             pending.cancel()
             raise
         return pending
@@ -85,10 +85,10 @@ class LoopThread:
             return pending.wait(None if timeout is None else timeout + _PATIENCE)
         finally:
             pending.cancel()
-            del pending  # which has the error whose traceback has this frame
+            del pending  # it has the error whose traceback has this frame
 
     def do(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, which is called as if on the loop."""
+        """Call ``function`` as if on the loop, and return its result."""
         self.loop.check_may_wait()
         pending: Pending[T] = Pending(self.loop)
         try:
@@ -103,7 +103,7 @@ class LoopThread:
         self.loop.check_may_wait()
 
     def at_close(self, owner: object, close: MakeCoroutine[object]) -> None:
-        """Await what ``close`` returns when the thread ends, unless ``forget`` was called with ``owner`` before."""
+        """Await the coroutine of ``close`` when the thread ends, unless ``forget(owner)`` was called before."""
         self._closers[owner] = close
 
     def forget(self, owner: object) -> None:
@@ -111,14 +111,14 @@ class LoopThread:
         self._closers.pop(owner, None)
 
     def close(self) -> None:
-        """Close what is open, within ``CLOSING_SECONDS``, cancel the rest, and end the thread.  Idempotent."""
+        """Close open resources, within ``CLOSING_SECONDS``, cancel the rest, and end the thread.  Idempotent."""
         self.loop.check_may_wait()
         with self._closing:
             if not self._is_closed:
                 self._close()
 
     def abandon(self) -> None:
-        """In the child of a fork, which has no such thread: know that."""
+        """Record that this is the child of a fork, which has no such thread."""
         self._is_closed = self.is_abandoned = True
         self._closing = threading.Lock()
         self.loop.abandon()
@@ -191,11 +191,11 @@ class LoopThread:
     def _run(self) -> None:
         loop = self.loop
         asyncio.set_event_loop(loop)
-        # held, since it goes down in the thread that frees its last object, even while the loop uses it
+        # held, since it shuts down in the thread that frees its last object, even while the loop uses it
         grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
         try:
             while not self._is_closed:
-                with suppress(SystemExit, KeyboardInterrupt):  # of a coroutine: its caller gets it
+                with suppress(SystemExit, KeyboardInterrupt):  # from a coroutine: its caller gets it
                     loop.run_forever()
             self._is_ending = True
             loop.run_until_complete(end_tasks(CLOSING_SECONDS))
@@ -206,13 +206,13 @@ class LoopThread:
                 self._fail_running()
                 grpc.aio.shutdown_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
                 loop.close()
-            loop.request(_nothing)  # what has come too late learns of it
+            loop.request(_nothing)  # requests that came too late learn of the end
 
     def _close(self) -> None:
         closers = [*self._closers.values()]
         try:
             if closers:
-                with suppress(AsyncparError, TimeoutError):  # its ranks may be gone; there is no caller left to tell
+                with suppress(AsyncparError, TimeoutError):  # its ranks may be gone; no caller is left to notify
                     self.call(lambda: _await_all(closers), timeout=CLOSING_SECONDS)
         finally:
             self._is_closed = True
@@ -222,7 +222,7 @@ class LoopThread:
             with suppress(RuntimeError):  # it has ended by itself
                 self.loop.call_soon_threadsafe(self._stop)
             self._thread.join(2 * CLOSING_SECONDS)
-            if self._thread.is_alive():  # something blocks the loop: do not wait for that
+            if self._thread.is_alive():  # something blocks the loop: do not wait for it
                 self._fail_running()
 
     def _stop(self) -> None:
@@ -244,7 +244,7 @@ def _expire(task: asyncio.Task[Any], pending: Pending[Any], seconds: float) -> N
 
 
 def _cancelled(task: asyncio.Task[Any], pending: Pending[Any]) -> Exception:
-    """Return what the thread gets that waits for ``task``, which was cancelled."""
+    """Return the exception for the thread that waits for ``task``, which was cancelled."""
     try:
         task.result()
     except asyncio.CancelledError as error:
@@ -264,20 +264,20 @@ async def _await_all(closers: list[MakeCoroutine[object]]) -> None:
 
 
 def _nothing() -> None:
-    """Have the queue looked at."""
+    """Do nothing: the request only makes the queue be served."""
 
 
 _lock = threading.Lock()
 _background: LoopThread | None = None
 _threads: list[LoopThread] = []
-"""Those that have not been closed."""
+"""The threads that have not been closed."""
 
 _is_fork = False
-"""Has this process been forked from one with such threads?"""
+"""Whether this process was forked from one with such threads."""
 
 
 def background() -> LoopThread:
-    """Return the loop thread of this process: there is one, since all of gRPC in a process belongs to one loop."""
+    """Return the loop thread of this process, which has only one, since all gRPC of a process belongs to one loop."""
     global _background  # noqa: PLW0603
     with _lock:
         if _background is None or _background.is_closed:
@@ -289,7 +289,7 @@ def background() -> LoopThread:
 
 
 def _forget_threads() -> None:
-    """In the child of a fork; the objects stay, since closing them would disturb the parent."""
+    """Forget the threads in the child of a fork; the objects stay, since closing them would disturb the parent."""
     global _lock, _is_fork  # noqa: PLW0603
     _lock = threading.Lock()
     for thread in _threads:
@@ -297,5 +297,5 @@ def _forget_threads() -> None:
         thread.abandon()
 
 
-if hasattr(os, "register_at_fork"):  # where processes fork
+if hasattr(os, "register_at_fork"):  # where processes can fork
     os.register_at_fork(after_in_child=_forget_threads)

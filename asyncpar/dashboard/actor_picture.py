@@ -1,4 +1,4 @@
-"""The part of a picture about actors: mailboxes, calls that wait, chains of them, dead letters; bounded.  Pure."""
+"""The part of a picture about actors: mailboxes, pending calls, chains of them, dead letters; bounded.  Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def picture_actors(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> Json:
-    """Return mailboxes and calls of the ranks that are ``shown``, chains and dead letters of all ``reports``."""
+    """Return mailboxes and calls of the ranks that are ``shown``, and chains and dead letters of all ``reports``."""
     summaries = [report.summary for report in shown if report.summary is not None]
     boxes: list[Json] = [
         {"rank": summary.rank, "actor": box.actor, "waiting": box.waiting}

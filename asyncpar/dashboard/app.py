@@ -1,8 +1,8 @@
 """The dashboard as an aiohttp application: the page, a stream of pictures, lines of output, and the report as a file.
 
-Only readers with the token are served, and nothing can be changed.  The token comes in a header: no proxy logs it.
-``Host`` and ``Origin`` are checked first: a page of somebody else that a browser of this machine shows can ask nothing
-here, whatever name it has made of this address.
+Only readers with the token are served, and nothing can be changed.  The token comes in a header, which proxies do not
+log.  ``Host`` and ``Origin`` are checked first: a foreign page in a browser on this machine cannot send requests here,
+whatever name it uses for this address.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from asyncpar.harmless import harmless_values
 
 MOST_BROWSERS: Final = 32
 MOST_READ: Final = 8
-"""Ranks whose output is read together."""
+"""Maximum number of ranks whose output is read together."""
 
 SEND_PATIENCE: Final = 15.0
-"""Seconds within which a browser must take a picture; else its stream ends, and it asks again."""
+"""Seconds within which a browser must take a picture; otherwise its stream ends, and it asks again."""
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]@/\\\s]+)(?::\d{1,5})?")
@@ -41,17 +41,17 @@ _HEADERS: Final = {
 }
 Lines = Callable[[int], Sequence[dict[str, Any]]]
 FlightLook = Callable[[], Awaitable[dict[str, Any]]]
-"""Asks all ranks for their recorded events, and returns what holds the job up, and the events, as plain values."""
+"""Asks all ranks for their recorded events, and returns the findings of a hang and the events, as plain values."""
 
 OutputRead = Callable[[Sequence[int]], Awaitable[list[dict[str, Any]]]]
-"""Asks ranks for what they have printed last, and returns lines as plain values."""
+"""Asks ranks for the last lines that they have printed, and returns them as plain values."""
 
 
 class Dashboard:
-    """Hands the latest picture to all browsers.
+    """Serves the latest picture to all browsers.
 
     ``lines(after)`` returns the lines of output with greater numbers, ``output(ranks)`` the last ones of these ranks;
-    ``flight()`` looks at what ranks have recorded.
+    ``flight()`` inspects the records of ranks.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Dashboard:
         flight: FlightLook | None = None,
         trust: Callable[[asyncio.BaseTransport | None], None] = lambda _: None,
     ) -> None:
-        """``names`` are those of this machine and of proxies, beside loopback, by which browsers may ask.
+        """``names`` are the names of this machine and of proxies, besides loopback, that browsers may use.
 
-        ``trust`` gets each connection over which the token has come.
+        ``trust`` is called with each connection over which the token has come.
         """
         self._token = token.encode()
         self._proxies = frozenset(spell_host(name) for name in names)
@@ -83,7 +83,7 @@ class Dashboard:
         self._news = asyncio.Condition()
         self.browsers = 0
         self.lines_read_at: float | None = None
-        """When a browser asked for lines of output last, by the clock of the loop."""
+        """The last time at which a browser asked for lines of output, by the loop's clock."""
         self.application = web.Application(middlewares=[self._check], client_max_size=1024)
         self.application.router.add_get("/", self._page)
         self.application.router.add_get("/events", self._events)
@@ -93,7 +93,7 @@ class Dashboard:
         self.application.router.add_get("/flight", self._look_at_flight)
 
     async def show(self, picture: dict[str, Any]) -> None:
-        """Make ``picture`` the latest.  A browser that is slow gets the latest when it has taken an earlier one."""
+        """Make ``picture`` the latest.  A slow browser gets the latest when it has taken an earlier one."""
         async with self._news:
             self._picture, self._event = picture, b"data: " + _encode(picture) + b"\n\n"
             self._has_ended = bool(picture.get("ended"))
@@ -123,7 +123,7 @@ class Dashboard:
             raise web.HTTPForbidden(text="not for pages of other sites\n", headers=_HEADERS)
 
     def _is_ours(self, origin: str, asked: str) -> bool:
-        """Does ``origin`` name this server as the browser has asked for it, or a proxy?"""
+        """Return whether ``origin`` names this server as the browser has addressed it, or a proxy."""
         try:
             parts = urlsplit(origin)
         except ValueError:
@@ -190,7 +190,7 @@ class Dashboard:
         return _json(await self._output(list(dict.fromkeys(map(int, asked.split(","))))))
 
     async def _look_at_flight(self, _: web.Request) -> web.Response:
-        """Look at the recorded events once for all browsers that ask meanwhile."""
+        """Inspect the recorded events once for all browsers that ask meanwhile."""
         if self._flight is None:
             raise web.HTTPNotFound(text="nothing is recorded here\n", headers=_HEADERS)
         if self._looking is None or self._looking.done():

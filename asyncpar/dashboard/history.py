@@ -1,8 +1,8 @@
-"""Figures over time that the page draws, within bounded memory whatever the number of ranks.  Pure.
+"""Time series for the page, within bounded memory whatever the number of ranks.  Pure.
 
-A column of the heat strip is a second, a row a rank, or several ranks where there are more than ``MOST_ROWS``: then the
-worst state of them is shown.  Old columns are thinned out instead of dropped: when the strip is full, each pair of
-columns becomes one, and a column is twice as long from then on, so the strip always shows the whole job.
+A column of the heat strip is a second, a row a rank, or several ranks if there are more than ``MOST_ROWS``: then their
+worst state is shown.  Old columns are thinned out instead of dropped: when the strip is full, each pair of columns
+becomes one, and a column is twice as long from then on, so the strip always shows the whole job.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Series:
         self._count = 0
 
     def add(self, value: float | None) -> None:
-        """Take a value of the column under way."""
+        """Add a value to the current column."""
         if value is not None and math.isfinite(value):
             self._sum, self._count = self._sum + value, self._count + 1
 
     def close(self) -> None:
-        """End the column under way."""
+        """End the current column."""
         self.points.append(self._sum / self._count if self._count else None)
         self._sum, self._count = 0.0, 0
 
     def thin(self) -> None:
-        """Make one column of each pair."""
+        """Merge each pair of columns into one."""
         pairs = zip(self.points[::2], self.points[1::2], strict=True)
         self.points = [_mean(first, second) for first, second in pairs]
 
@@ -49,14 +49,14 @@ def _mean(first: float | None, second: float | None) -> float | None:
 
 
 class History:
-    """The columns until now.  ``take`` one job summary after the other."""
+    """The columns so far.  ``take`` one job summary after the other."""
 
     def __init__(self, *, columns: int = MOST_COLUMNS, rows: int = MOST_ROWS) -> None:
         if columns < 2 or columns % 2:
             raise ValueError(f"columns: expected an even number of at least 2, got {columns}")
         self._most_columns, self._most_rows = columns, rows
         self._stride = 1  # samples in a column
-        self._open = 0  # samples in the column under way
+        self._open = 0  # samples in the current column
         self._column = bytearray()
         self.columns: list[bytes] = []
         self.times: list[float] = []
@@ -66,8 +66,8 @@ class History:
         self._step: tuple[float, float] | None = None
 
     def take(self, job: JobSummary, states: Mapping[int, RankActivity]) -> None:
-        """Take the summary of about one second."""
-        self._spread(max(job.world_size, 1 + max(states, default=-1)))  # one that is lost may have a lower number
+        """Add the summary of about one second."""
+        self._spread(max(job.world_size, 1 + max(states, default=-1)))  # a lost rank may have a lower number
         for rank, state in states.items():
             row = rank // self.ranks_per_row
             self._column[row] = max(self._column[row], state)
@@ -86,7 +86,7 @@ class History:
         return series
 
     def _spread(self, ranks: int) -> None:
-        """Make rows for ``ranks``; ranks that share a row keep what was shown of it."""
+        """Make rows for ``ranks``; ranks that share a row keep what was shown in it."""
         while -(-ranks // self.ranks_per_row) > self._most_rows:
             self.ranks_per_row *= 2
             self.columns = [_fold(column) for column in self.columns]
@@ -128,7 +128,7 @@ class History:
         return figures
 
     def _steps_per_second(self, job: JobSummary) -> float | None:
-        """Return the speed by the progress of the lowest rank that tells any; None if that is not known."""
+        """Return the speed by the progress of the lowest rank that reports any; None if it is not known."""
         for report in job.ranks:
             if report.summary is not None and report.summary.progress is not None:
                 at, completed = report.summary.time, report.summary.progress.completed
@@ -144,7 +144,7 @@ def _moved(job: JobSummary, kind: str) -> float:
 
 
 def _fold(column: bytes | bytearray) -> bytes:
-    """Return ``column`` with two rows in one."""
+    """Return ``column`` with each two rows merged into one."""
     return bytes(max(column[row : row + 2]) for row in range(0, len(column), 2))
 
 

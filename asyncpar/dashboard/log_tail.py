@@ -1,4 +1,4 @@
-"""The last lines that ranks have printed, for the page."""
+"""The last lines of output of the ranks, for the page."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class LogTail:
         self._partial: dict[tuple[int, bool], bytes] = {}
 
     def add(self, text: bytes, *, rank: int | None, error: bool = False) -> None:
-        """Take a line without its end."""
+        """Add a line, given without its end."""
         self._number += 1
         shown = text[:LONGEST_LINE].decode("utf-8", "replace")
         self._lines.append({"n": self._number, "rank": rank, "text": shown, "error": error})
 
     def feed(self, chunk: bytes, *, rank: int, error: bool = False) -> None:
-        """Take output as it comes, in pieces of lines; ``b""`` at its end."""
+        """Add output as it comes, in pieces of lines; ``b""`` marks its end."""
         key = rank, error
         *lines, rest = (self._partial.pop(key, b"") + chunk).split(b"\n")
         for line in lines[-MOST_LINES:]:

@@ -1,4 +1,4 @@
-"""Put the page together: one HTML document that asks nobody for anything, live or with its data inside."""
+"""The page as one self-contained HTML document, live or with its data inside."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _part(name: str) -> str:
 
 @cache
 def live_page() -> Page:
-    """Return the page that asks its server for pictures."""
+    """Return the page that requests pictures from its server."""
     return _assemble("null")
 
 

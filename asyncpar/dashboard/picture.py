@@ -1,6 +1,6 @@
-"""Pictures: all that the page shows at a moment, as plain values for JSON, bounded for any number of ranks.  Pure.
+"""Pictures: the content of the page at one moment, as plain values for JSON, bounded for any number of ranks.  Pure.
 
-The page is a function of the latest picture alone: a browser that was away misses nothing, and a report is a picture in
+The page is a function of only the latest picture: a browser that was away misses nothing, and a report is a picture in
 a file.
 """
 
@@ -20,7 +20,7 @@ from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.observe.summary import FigureSummary, JobSummary, LinkSummary, OperationSummary, RankReport, RankSummary
 
 MOST_RANKS: Final = 256
-"""Rows of tables by rank; those in the worst state come first where there are more."""
+"""Maximum number of rows of tables by rank; if there are more, those in the worst state come first."""
 
 MOST_LINKED: Final = 64
 MOST_ALARMS: Final = 4
@@ -40,7 +40,7 @@ class Painter:
         self._time: float | None = None
 
     def paint(self, job: JobSummary, *, ended: str = "", schedule: Json | None = None) -> Json:
-        """Return the picture of ``job``; ``ended`` says how it ended, "" while it runs.
+        """Return the picture of ``job``; ``ended`` describes how it ended, "" while it runs.
 
         ``schedule`` is the last run of its pipeline: see ``draw_run``.
         """
@@ -126,7 +126,7 @@ class Painter:
         return row
 
     def _processor(self, summary: RankSummary, *, is_stale: bool) -> float | None:
-        """Return how many processors the rank uses; None if that is not known, or not any more."""
+        """Return the number of processors that the rank uses; None if it is not known, or no longer valid."""
         at, used, speed = self._cpu.get(summary.rank, (summary.time, summary.cpu, None))
         if summary.time > at and summary.cpu >= used:
             speed = round((summary.cpu - used) / (summary.time - at), 3)
@@ -217,7 +217,7 @@ def _operation(operation: OperationSummary) -> Json:
 
 
 def _operations(reports: Sequence[RankReport], world_size: int) -> list[Json]:
-    """Return the operations under way by group and number, those that have waited longest first."""
+    """Return the pending operations by group and number, those that have waited longest first."""
     found: dict[tuple[str, int, str], list[tuple[int, OperationSummary]]] = defaultdict(list)
     for report in reports:
         for operation in () if report.summary is None else report.summary.operations:
@@ -242,7 +242,7 @@ def _operations(reports: Sequence[RankReport], world_size: int) -> list[Json]:
 
 
 def _figures(shown: Sequence[RankReport]) -> list[Json]:
-    """Return how long events took on all ranks: medians of medians, and the worst of the 99th percentiles."""
+    """Return the durations of events on all ranks: medians of medians, and the worst of the 99th percentiles."""
     found: dict[tuple[str, str, str, int], list[FigureSummary]] = defaultdict(list)
     for report in shown:
         for figure in () if report.summary is None else report.summary.figures:
@@ -259,18 +259,18 @@ def _figures(shown: Sequence[RankReport]) -> list[Json]:
 
 
 def _middle(values: Iterable[float]) -> float | None:
-    """Return the median; None of nothing."""
+    """Return the median; None if there are no values."""
     return median_low(known) if (known := list(values)) else None
 
 
 def _gradients(shown: Sequence[RankReport]) -> Json:
-    """Return the medians over ranks of how gradients were synchronized."""
+    """Return the medians over ranks of their gradient synchronization."""
     told = [report.summary.gradients for report in shown if report.summary and report.summary.gradients]
     return {"hidden": _middle(one.hidden for one in told), "ratio": _middle(one.ratio for one in told)}
 
 
 def _rounds(shown: Sequence[RankReport]) -> list[list[int]]:
-    """Return of each rank how many microseconds its last rounds took, and how many of them were its own work."""
+    """Return, by rank, the number of its last rounds, and the microseconds that they and its own work in them took."""
     return [
         [report.rank, len(rounds), sum(one.micros for one in rounds), sum(one.own for one in rounds)]
         for report in shown

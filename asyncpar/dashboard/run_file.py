@@ -1,4 +1,5 @@
-"""The file of a run, ``run.json``: the last picture and lines of output, which ``asyncpar report`` makes a page of."""
+"""The file of a run, ``run.json``: the last picture and lines of output, which ``asyncpar report`` turns into a
+page."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _NEEDED: Final = ("heat", "ranks", "counts", "series", "links", "operations", "a
 
 
 def write_run(directory: Path, document: dict[str, Any]) -> None:
-    """Replace the file of the run in ``directory`` as a whole, for this user alone.  Raises ``OSError``."""
+    """Replace the file of the run in ``directory`` as a whole, readable by this user only.  Raises ``OSError``."""
     write_private(directory / RUN_FILE, msgspec.json.encode(harmless_values(document)))
 
 

@@ -1,6 +1,6 @@
-"""Serve a dashboard from the launcher's process: one address, one token.
+"""Server of a dashboard in the launcher's process: one address, one token.
 
-Connections without the token are bounded, since they take descriptors of the process that looks after the ranks.
+Connections without the token are bounded, since they use file descriptors of the process that supervises the ranks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _FAREWELL_SECONDS: Final = 0.3
 
 
 class DashboardServer:
-    """Serves inside ``async with``; ``address`` is where, ``url`` what a person opens.
+    """Serves inside ``async with`` at ``address``; ``url`` is the one for users to open.
 
     ``host`` is an address of this machine, ``port`` 0 any free one; ``names`` are those of proxies, ``token`` None a
-    new one; ``output`` reads what ranks have printed, ``flight`` looks at what they have recorded.  Entering raises
-    ``UsageError`` when the address cannot be bound.
+    new one; ``output`` reads the output of ranks, ``flight`` inspects their records.  Entering raises ``UsageError``
+    when the address cannot be bound.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DashboardServer:
         return f"http://{self.address}/#token={self.token}"
 
     async def show(self, picture: dict[str, Any]) -> None:
-        """Show ``picture``; the one of the job's end is given a moment to reach browsers."""
+        """Show ``picture``; that of the job's end is given a moment to reach browsers."""
         self.latest = picture
         await self.dashboard.show(picture)
         if picture["ended"] and self.dashboard.browsers:

@@ -1,4 +1,4 @@
-"""Decide what each rank of a job is doing, and say in one sentence what holds the job up.  Pure."""
+"""The state of each rank of a job, and one sentence about the cause of a hold-up.  Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _own_state(report: RankReport) -> RankActivity:
 
 
 def describe_job(job: JobSummary, states: Mapping[int, RankActivity]) -> str:
-    """Return one sentence: what holds ``job`` up, or that nothing does."""
+    """Describe in one sentence what holds ``job`` up, or that nothing does."""
     if not states:
         return "No rank has started yet."
     holdups = describe_holdups(job)
@@ -84,7 +84,7 @@ def _describe_without_waiting(states: Mapping[int, RankActivity], *, is_slow: bo
     running = total - ended - len(unknown)
     text = f"All {total} ranks run" if running == total > 1 else f"{running} of {total} ranks run"
     rest = [f"{ended} have ended" if ended else "", f"{len(unknown)} have told nothing yet" if unknown else ""]
-    how = ", slower than they could." if is_slow else "; nothing holds them up."  # alarms say why
+    how = ", slower than they could." if is_slow else "; nothing holds them up."  # alarms have the reason
     return ", ".join(filter(None, [text, *rest])) + how
 
 
