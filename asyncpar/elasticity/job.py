@@ -167,11 +167,11 @@ class ElasticJob:
         ``parameters`` are ``Parameter`` objects, or arrays by name; ``extra`` are values by name: plain data, arrays,
         numpy Generators, and objects with ``state()`` and ``restore()`` or ``state_dict()`` and ``load_state_dict()``.
         ``zero`` shards the optimizer over the ranks by portion: its states (1), gradients as well (2), parameters as
-        well (3).  ``codec`` encodes the gradients of each portion; its loss is kept by portion and added to the next
-        gradients, as float32 or, for less traffic to the mirror, in ``residual_codec``.  With ``outer`` it is a state
-        for ``rounds``.  ``rng`` is a generator of the program, which is part of the state.  ``pipeline`` are the stages
-        of a model, of which each rank has some: see ``step.run_pipeline``; ``parameters`` and ``optimizer`` are those
-        of all stages.  All ranks must make the same state.
+        well (3).  ``codec`` encodes the gradients of each portion; its error is kept by portion and added to the
+        portion's next gradients, as float32 or, for less traffic to the mirror, in ``residual_codec``.  With ``outer``
+        it is a state for ``rounds``.  ``rng`` is a generator of the program, which is part of the state.  ``pipeline``
+        are the stages of a model, of which each rank has some: see ``step.run_pipeline``; ``parameters`` and
+        ``optimizer`` are those of all stages.  All ranks must make the same state.
 
         Raises ``UsageError`` naming a value that cannot be compared with that of the other ranks, and
         ``SnapshotTooLarge`` when there is no memory for second buffers.
@@ -433,7 +433,7 @@ class ElasticJob:
         )
 
     def is_world_over(self, error: BaseException) -> bool:
-        """Decide whether ``error``, which is not a group, is of the end of the current world, not of the program."""
+        """Decide whether ``error``, which is not a group, is due to the end of the current world, not the program."""
         if isinstance(error, WorldChanged):
             return True
         if isinstance(error, DivergedState | ActorDown) or not isinstance(error, PeerError | StaleGeneration):

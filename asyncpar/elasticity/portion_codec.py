@@ -1,8 +1,8 @@
 """Lossy codecs of gradients in worlds that change: a codec's residual belongs to the portion, and moves with it.
 
-The gradients of a portion are encoded separately, together with the loss of its earlier ones (error feedback, Seide et
-al. 2014), and their decoded form is what is summed: so the sum does not depend on which rank has the portion.  Ranks
-send each other either the encoded forms or sums of decoded ones, whichever is less; the bits are the same.
+The gradients of a portion are encoded separately, together with the encoding error of its earlier ones (error feedback,
+Seide et al. 2014), and their decoded form is what is summed: so the sum does not depend on which rank has the portion.
+Ranks send each other either the encoded forms or sums of decoded ones, whichever is less; the bits are the same.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class PortionSum:
         self._is_mean = False
 
     def pack(self, gradients: Gradients) -> list[Array]:
-        """Return a copy of ``gradients`` as flat arrays.  Raises ``UsageError`` if they differ in form."""
+        """Return a copy of ``gradients`` as flat arrays.  Raises ``UsageError`` if their form differs."""
         layout = GradientLayout(gradients) if self.layout is None else self.layout
         flats = self._free.pop() if self._free else self._take(layout)
         try:

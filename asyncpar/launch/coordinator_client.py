@@ -74,8 +74,7 @@ class CoordinatorClient:
         return True
 
     async def run(self, hello: AgentHello) -> None:
-        """Stay connected until the job is over; report ``CoordinatorLost`` if the coordinator is lost or never found.
-        """
+        """Stay connected until the job is over; report ``CoordinatorLost`` if no coordinator is found or it is lost."""
         loop = asyncio.get_running_loop()
         broken_at, cause = loop.time(), ""
         while True:

@@ -35,7 +35,7 @@ class Ranks:
         self.encoders: list[RoundEncoder] = [codec.encoder(shapes) for _ in range(count)]
 
     def step(self, values: Sequence[Values], residuals: Sequence[Values] | None = None) -> list[Values]:
-        """Take a step up to its commit and return the result of each rank; ``residuals`` receive the loss."""
+        """Take a step up to its commit and return the result of each rank; ``residuals`` receive the losses."""
         self.begin(values, residuals)
         for index in range(len(self.encoders[0].messages)):
             self.advance(index)
