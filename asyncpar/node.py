@@ -1,6 +1,6 @@
 """The node: one rank of a world in this process, with its server, links, collectives and actors.
 
-A node lives in one task, created at start and ended by ``stop``. It may therefore be started and stopped from any task
+A node lives in one task, created at start and ended by ``stop``.  It may therefore be started and stopped from any task
 of a running loop, and it leaves signal handlers and the loop policy alone.
 """
 

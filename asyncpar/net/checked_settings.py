@@ -1,4 +1,4 @@
-"""Checks of the variables of ours that people set for ranks, before any of them is used."""
+"""Checks of the ASYNCPAR variables that people set for ranks, before any of them is used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CHOICES: Final = {"ASYNCPAR_NCCL_BETWEEN_HOSTS": ("0", "1"), "ASYNCPAR_TORCH_CU
 
 
 def check_settings(environment: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` that names the variable for a setting of ours that a rank would refuse, now or later.
+    """Raise ``UsageError`` naming the variable for one of our settings that a rank would refuse, now or later.
 
-    Not for ``ASYNCPAR_ALGORITHM``: it may name an algorithm that the program registers.
+    ``ASYNCPAR_ALGORITHM`` is not checked: it may name an algorithm that the program registers.
     """
     ArenaSettings.from_mapping(environment, machine=platform.machine())
     parse_calibrate(environment.get("ASYNCPAR_CALIBRATE"))

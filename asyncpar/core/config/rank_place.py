@@ -5,7 +5,7 @@ launcher   rank, size; local rank, local size            the job's name
 ========== ============================================= ==============================================================
 Open MPI   ``OMPI_COMM_WORLD_RANK``, ``_SIZE``,          ``PMIX_NAMESPACE``
            ``_LOCAL_RANK``, ``_LOCAL_SIZE``
-MPICH      ``PMI_RANK``, ``PMI_SIZE``,                   none: the starter of a host's ranks shares one (``meeting.py``)
+MPICH      ``PMI_RANK``, ``PMI_SIZE``,                   none: found from the ranks' parent process (``meeting.py``)
            ``MPI_LOCALRANKID``, ``MPI_LOCALNRANKS``
 Intel MPI  as MPICH                                      ``I_MPI_HYDRA_UUID``
 Slurm      ``SLURM_PROCID``, ``SLURM_STEP_NUM_TASKS``,   ``SLURM_JOB_ID``, ``SLURM_STEP_ID``

@@ -1,1 +1,1 @@
-"""The arena: the shared memory of the ranks of one host, how they meet there, wake each other, and learn of a death."""
+"""The arena: the shared memory of one host's ranks, its formation, wake-ups, and detection of ended ranks."""

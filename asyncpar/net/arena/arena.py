@@ -1,10 +1,11 @@
-"""The arena as one rank sees it: segments to read and write, doorbells to ring, and how the other ranks end.
+"""The arena as seen by one rank: segments to read and write, doorbells to ring, and the ends of other ranks.
 
-How a peer ends is told once, as one of two things.  It *left* when its segment says so: it closed its arena, and what
-it had written before is final.  It is *lost* when it has not said so and the kernel reports that its process ended (a
-pidfd becomes readable, whether or not the process was waited for and even if its number is in use again) or that no
-process can read its doorbell any more.  Messages that it sent before are delivered first.  Its memory stays mapped here
-in either case, so that a reader meets no fault.  Ranks of this process are not watched: they end with it.
+The end of a peer is reported once, as one of two things.  It *left* if its segment says so: it closed its arena, and
+everything it had written before is final.  It is *lost* if its segment does not say so and the kernel reports that its
+process ended (a pidfd becomes readable, whether or not the process was waited for and even if its number is in use
+again) or that no process can read its doorbell any more.  Messages that it sent before are delivered first.  Its memory
+stays mapped here in either case, so that readers do not fault.  Ranks of this process are not watched: they end with
+it.
 
 Doorbells.  Each rank has a pipe, into which its peers write messages of 24 bytes.  A rank that has made progress stores
 it in its own segment and then, if a peer sleeps (or always, where memory is not polled), writes a message into the
@@ -12,15 +13,15 @@ peer's pipe.  24 bytes are far below PIPE_BUF, so the kernel never mixes or tear
 multiples of 24 gets whole ones in the order in which each sender wrote.
 
 Memory order.  Writing to and reading from a pipe take the same lock of the kernel (``pipe->mutex``): releasing it after
-the write and acquiring it for the read order everything the writer stored before its write before everything the
-reader loads after its read, on every processor.  So what was stored before ``ring`` is visible to a rank that has read
-the message.  Without the message there is no such order except on x86, whose stores become visible in program order and
+the write and acquiring it for the read order everything the writer stored before its write before everything the reader
+loads after its read, on every processor.  So everything stored before ``ring`` is visible to a rank that has read the
+message.  Without the message there is no such order except on x86, whose stores become visible in program order and
 whose loads are not reordered (TSO; Intel SDM 3A, 10.2): only there may progress words be polled.
 
-A full pipe.  With polling, a message only says "look again": a pipe that is full makes the reader wake and look anyway,
-so the message may be dropped.  Without polling the message *is* the progress, so it is kept, in order, until the pipe
-is writable.  Neither blocks.  A message that announces a departure may be dropped too; a rank that reads as many as
-``FULL_BATCH`` messages at once therefore must look which ranks have left.
+A full pipe.  With polling, a message only means "look again": a full pipe makes the reader wake and look anyway, so the
+message may be dropped.  Without polling the message *is* the progress, so it is kept, in order, until the pipe is
+writable.  Neither blocks.  A message that announces a departure may be dropped, too; so a rank that reads as many as
+``FULL_BATCH`` messages at once must check which ranks have left.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ DoorbellMessage = tuple[int, int, int]
 """The sender (world rank), the group, and the progress word."""
 
 LEAVING = 2**64 - 1
-"""Stands for the group in the message of a rank that leaves."""
+"""The group number in the message of a rank that leaves."""
 
 FULL_BATCH = 128
 """Fewer messages than this at once mean that the pipe was not full: the smallest pipe, one page, holds 170."""
@@ -57,13 +58,13 @@ _READ_BYTES = 2730 * _MESSAGE.size
 
 
 class Doorbell:
-    """The pipe of this rank.  Peers get ``write_end``; it stays open here, so that reading never meets the end."""
+    """The pipe of this rank.  Peers get ``write_end``; it stays open here, so that reading never reaches the end."""
 
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def read(self) -> list[DoorbellMessage]:
-        """Return the messages that are there, oldest first; none when there are none."""
+        """Return the waiting messages, oldest first; possibly none."""
         try:
             return list(_MESSAGE.iter_unpack(os.read(self.read_end, _READ_BYTES)))
         except BlockingIOError:
@@ -78,10 +79,10 @@ class Doorbell:
 
 
 class Bell:
-    """The write end of a peer's doorbell; takes over ``descriptor``, the write end of its pipe.
+    """The write end of a peer's doorbell; takes ownership of ``descriptor``, the write end of its pipe.
 
-    ``keeps`` makes it keep, in order, what the pipe has no room for.  ``on_broken`` is called once, inside ``ring`` or
-    later, when the pipe has no reader any more.
+    ``keeps`` makes it keep, in order, messages for which the pipe has no room.  ``on_broken`` is called once, inside
+    ``ring`` or later, when the pipe has no reader any more.
     """
 
     def __init__(self, descriptor: int, *, keeps: bool, on_broken: Callable[[], None]) -> None:
@@ -101,16 +102,17 @@ class Bell:
             self._loop.add_writer(self._descriptor, self._continue)
 
     def ring_last(self, rank: int) -> None:
-        """Say that ``rank`` leaves, after as much of what waits as the pipe takes; then ``close``.
+        """Announce that ``rank`` leaves, after as many waiting messages as the pipe takes; then ``close``.
 
-        If it does not take the farewell either it is full, so the reader gets a full batch and looks who has left.
+        If the pipe does not take the announcement either, it is full, so the reader gets a full batch and checks which
+        ranks have left.
         """
         self._continue()
         self._write(_MESSAGE.pack(rank, LEAVING, 0))
         self.close()
 
     def close(self) -> None:
-        """Drop the messages that wait and close the pipe.  Idempotent."""
+        """Drop waiting messages and close the pipe.  Idempotent."""
         if self._waiting:
             self._waiting.clear()
             self._loop.remove_writer(self._descriptor)
@@ -133,7 +135,7 @@ class Bell:
         return True
 
     def _continue(self) -> None:
-        """Write what waits, now that the pipe is writable."""
+        """Write waiting messages, now that the pipe is writable."""
         while self._waiting and self._write(self._waiting[0]):
             self._waiting.popleft()
             if not self._waiting:
@@ -141,7 +143,7 @@ class Bell:
 
 
 OnRing = Callable[[list[DoorbellMessage]], None]
-"""Gets the messages (rank, group, word) that were read at once."""
+"""Receives the messages (rank, group, word) that were read at once."""
 
 
 class ArenaPeer(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,11 +159,10 @@ class ArenaPeer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arena:
-    """The arena of the ranks of one host, as ``rank`` sees it.  Made by ``form_arena``; use it on its event loop.
+    """The arena of the ranks of one host, as seen by ``rank``.  Made by ``form_arena``; use it on its event loop.
 
-    ``members`` are the world ranks of this host in ascending order, ``segments`` their memory by rank.  ``may_spin``
-    says whether looking again and again is harmless here, ``polls`` whether looking at memory is enough to learn of
-    progress; otherwise only messages count.
+    ``members`` are the world ranks of this host in ascending order, ``segments`` their memory by rank.  ``may_spin``:
+    busy waiting is harmless here; ``polls``: progress can be seen by polling memory; otherwise only messages count.
     """
 
     def __init__(
@@ -196,14 +197,14 @@ class Arena:
 
     @property
     def has_own_process(self) -> bool:
-        """Is no other rank of the host in this process?"""
+        """Whether no other rank of the host is in this process."""
         return len(self._processes) == len(self.members) - 1
 
     # -- waking ------------------------------------------------------------------------------------------------------
 
     @property
     def on_ring(self) -> OnRing | None:
-        """The receiver of the messages; set it once.  Until then they wait in the pipe, none is lost."""
+        """The receiver of the messages; set it once.  Until then they wait in the pipe; none is lost."""
         return self._on_ring
 
     @on_ring.setter
@@ -215,10 +216,11 @@ class Arena:
             watch(self._doorbell.read_end, self._read_messages)
 
     def ring(self, rank: int, group: int, word: int) -> None:
-        """Send the message (this rank, ``group``, ``word``) to ``rank``.  Never blocks; nothing if it is gone.
+        """Send the message (this rank, ``group``, ``word``) to ``rank``.  Never blocks; does nothing if it is gone.
 
-        A rank that reads it sees all that this rank stored before.  Messages to one rank arrive in order and once,
-        except that with ``polls`` a message may be dropped when so many wait there that it will wake and look anyway.
+        A rank that reads it sees everything that this rank stored before.  Messages to one rank arrive in order and
+        once, except that with ``polls`` a message may be dropped if so many wait there that it will wake and look
+        anyway.
         """
         bell = self._bells.get(rank)
         if bell is not None:
@@ -229,25 +231,25 @@ class Arena:
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike) -> NDArray[Any]:
         """Return a new C-contiguous array in this rank's heap, which peers can read.  Its content is undefined.
 
-        It begins at a page.  Its memory is taken now, which takes about half a millisecond per MiB, and given back when
-        the array and all its views are gone.  Raises ``ArenaFull`` when there is none, ``UsageError`` for a dtype that
-        holds objects and after ``close``.
+        It is aligned to a page.  Its memory is allocated now, which takes about half a millisecond per MiB, and freed
+        when the array and all its views are gone.  Raises ``ArenaFull`` if there is none, ``UsageError`` for a dtype
+        that holds objects and after ``close``.
         """
         return self._buffers.empty(shape, dtype)
 
     def forbid_buffers(self, problem: str) -> None:
-        """Make ``empty`` fail, because of ``problem``: a peer would not be able to map them (formation does this)."""
+        """Make ``empty`` fail, because of ``problem``: a peer could not map the buffers (formation does this)."""
         self._buffers.close(f"arena: no buffers, {problem}")
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Tell, from now on, of peers that end (``form_arena`` does this)."""
+        """Report the ends of peers from now on (``form_arena`` does this)."""
         for member, process in self._processes.items():
             self._loop.add_reader(process, self._see_end, member, "its process ended")
 
     def close(self) -> None:
-        """Leave in good order: say so, wake all peers, and release everything.  Idempotent.
+        """Leave in good order: announce it, wake all peers, and release everything.  Idempotent.
 
         Memory with live views stays mapped until they are gone.
         """
@@ -270,7 +272,7 @@ class Arena:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _bell(self, member: int, descriptor: int) -> Bell:
-        def tell() -> None:  # not inside ``ring``, whose caller is in the middle of something
+        def tell() -> None:  # not inside ``ring``, whose caller must not be interrupted
             self._loop.call_soon(self._see_end, member, "nobody reads its doorbell any more")
 
         return Bell(descriptor, keeps=not self.polls, on_broken=tell)
@@ -290,13 +292,13 @@ class Arena:
                 self._tell_end(member, "")
 
     def _see_end(self, member: int, cause: str) -> None:
-        """Report the end of a peer, after the messages that it wrote before."""
+        """Report the end of a peer, after the messages that it sent before."""
         if self._on_ring is not None and member in self._present:
             self._read_messages()
         self._tell_end(member, cause)
 
     def _tell_end(self, member: int, cause: str) -> None:
-        """Report the end of a peer once: that it has left, or that it is lost."""
+        """Report the end of a peer once: whether it has left or is lost."""
         if member not in self._present:
             return
         self._present.discard(member)
@@ -324,7 +326,7 @@ class ArenaMemory(SharedMemory):
 
     @property
     def mappings(self) -> list[mmap.mmap]:
-        """What this rank has mapped of the segments of its host."""
+        """The mappings by this rank of the segments of its host."""
         return [mapping for segment in self._arena.segments.values() for mapping in segment.mappings]
 
     def allocate(self, size: int) -> tuple[int, memoryview] | None:

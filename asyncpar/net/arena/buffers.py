@@ -1,11 +1,11 @@
 """Arrays in a rank's own heap: collectives on them need no copy into shared memory.
 
 Theory of operation.  A buffer's memory belongs to its array: when the array and all views of it are gone, a finalizer
-punches the pages out of the memory file, which frees them at once, for peers too, and notes the range.  Finalizers run
-wherever the last reference is dropped: in any thread, and even, by garbage collection, in the middle of an allocation.
-So they never touch the list of free ranges; they append to a queue (atomic), which the next allocation empties.  A
-forked child has the same arrays and the same memory (it is shared, so what either writes both see); the child's
-finalizers leave it alone.
+punches the pages out of the memory file, which frees them at once, for peers too, and records the range.  Finalizers
+run wherever the last reference is dropped: in any thread, and even, by garbage collection, in the middle of an
+allocation.  So they never touch the list of free ranges; they append to a queue (atomic), which the next allocation
+empties.  A forked child has the same arrays and the same memory (it is shared, so that writes of either are visible to
+both); the child's finalizers leave it alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADER = object.__basicsize__
 
 
 class Buffers:
-    """The buffers in one's own ``segment``.  Use it on one thread; buffers may die on any."""
+    """The buffers in this rank's ``segment``.  Use it on one thread; buffers may be freed on any."""
 
     def __init__(self, segment: Segment, *, room: Callable[[], int] = available_memory) -> None:
         self._segment: Segment | None = segment
@@ -48,8 +48,8 @@ class Buffers:
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike) -> NDArray[Any]:
         """Return a new C-contiguous array, aligned to a page, whose content is undefined.
 
-        Takes about half a millisecond per MiB, for the memory is taken and mapped now.  Raises ``ArenaFull`` when there
-        is none, ``UsageError`` for a dtype that holds objects.
+        Takes about half a millisecond per MiB, because the memory is allocated and mapped now.  Raises ``ArenaFull`` if
+        there is none, ``UsageError`` for a dtype that holds objects.
         """
         kind = np.dtype(dtype)
         if kind.hasobject:
@@ -72,7 +72,7 @@ class Buffers:
         return None
 
     def close(self, problem: str = "arena: it is closed") -> None:
-        """Allocate nothing more, because of ``problem``.  Idempotent; arrays live on."""
+        """Refuse further allocations, because of ``problem``.  Idempotent; arrays live on."""
         self._segment = None
         self._problem = problem
         self._start = self._size = 0
@@ -104,24 +104,24 @@ class Buffers:
         return array
 
     def _room_for(self, size: int) -> int:
-        """Return what is available, measured again only when an eighth of it was taken or it seems too little."""
+        """Return the available memory, measured again only if an eighth of it was taken or it seems too little."""
         if self._taken > self._measured // 8 or size > self._measured - self._taken:
             self._measured, self._taken = self._room(), 0
         return self._measured - self._taken
 
 
 def _give_back(heap: mmap.mmap, returned: deque[int], offset: int, size: int, owner: int) -> None:
-    """Free the memory of a dead buffer, then let its range be used again."""
+    """Free the memory of a dead buffer, then make its range available again."""
     if os.getpid() == owner:  # a forked child has the array, too, but the memory is not the child's to free
         heap.madvise(_MADV_REMOVE, offset, size)
         returned.append(offset)
 
 
 def _pointer_reader() -> Callable[[int], ctypes.c_size_t]:
-    """Return what reads the pointer to an array's elements from behind the array's header.
+    """Return a function that reads the pointer to an array's elements from behind the array's header.
 
-    Every compiled extension reads it there (``PyArray_DATA``), so that its place is fixed, and it takes a fifth of the
-    time that ``__array_interface__`` does.  Where an ``id`` is no address, no buffer is ever found: it is just copied.
+    Every compiled extension reads it there (``PyArray_DATA``), so its place is fixed, and it takes a fifth of the time
+    of ``__array_interface__``.  Where an ``id`` is not an address, no buffer is ever found: it is merely copied.
     """
     probe = np.zeros(1)
     has_addresses = sys.implementation.name == "cpython" and 2 * ctypes.sizeof(ctypes.c_size_t) == _HEADER

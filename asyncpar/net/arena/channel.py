@@ -1,30 +1,30 @@
-"""The memory of one group in the arena, and how its ranks tell each other how far they are.
+"""The memory of one group in the arena, in which its ranks report their progress to each other.
 
 Theory of operation.  Every rank owns a *block* of eight words and two *slots* of payload per group, which only it
 writes and all others of the group read.  The operations of a group take their turns one after another, in the order of
 their sequence numbers; the turn of operation ``n`` uses slot ``n & 1`` and the words of that parity.
 
 Progress is one word: ``sequence << ROUND_BITS | round``.  It only grows.  A rank publishes (copies into its slot), then
-stores its progress; a rank that sees the progress may read the slot.  When a rank is through with operation ``n``, it
+stores its progress; a rank that sees the progress may read the slot.  When a rank has finished operation ``n``, it
 first stores how it ended (``ENDED``: completed or abandoned), then the progress ``n + 1, round 0``.  Therefore:
 
 - *Readers see whole payloads.*  On x86 stores become visible in the order in which they were made and loads are done in
-  order (total store order; Intel SDM 3A, 8.2.2; AMD APM 2, 7.2), and what CPython and numpy do between two statements
-  is not reordered by a compiler.  Elsewhere progress is not polled: it travels through pipes, whose lock orders the
-  memory of writer and reader (see ``doorbell``), and a rank acts on what it was *told* only.
-- *Nothing is overwritten that is still read.*  Before a rank touches slot and words of a parity for operation ``n``,
-  every other rank has left the operation that used them last: its progress is beyond that.  Within an operation,
-  programs argue for themselves.
+  order (total store order; Intel SDM 3A, 8.2.2; AMD APM 2, 7.2), and the operations of CPython and numpy between two
+  statements are not reordered by a compiler.  Elsewhere progress is not polled: it travels through pipes, whose lock
+  orders the memory of writer and reader (see ``doorbell``), and a rank acts only on progress *reported* to it.
+- *Nothing is overwritten while it is still read.*  Before a rank touches slot and words of a parity for operation
+  ``n``, every other rank has left the operation that used them last: its progress is beyond that.  Within an operation,
+  each program has its own argument.
 - *An operation that a rank abandons never looks completed.*  Progress beyond ``n`` counts as "has done its part in
-  ``n``" only if ``ENDED`` says that ``n`` was completed there.  Else the wait goes on until the news of the failure
-  comes over the link.  ``ENDED`` of ``n`` cannot be overwritten while a rank is in ``n``, by the rule above.
-- *Different calls do not mix.*  Each turn shows the fingerprint of its operation; what does not match is not read.
+  ``n``" only if ``ENDED`` says that ``n`` was completed there.  Otherwise the wait goes on until the failure is
+  reported over the link.  ``ENDED`` of ``n`` cannot be overwritten while a rank is in ``n``, by the rule above.
+- *Different calls do not mix.*  Each turn shows the fingerprint of its operation; data of another one is not read.
 
-No wake-up is lost.  A rank that goes to sleep stores ``SLEEPING``, then a fence, then looks at all progress once more;
-a rank that posts stores its progress, then a fence, then looks at ``SLEEPING``.  Stores and loads to different words
-may pass each other on x86, but not across the fence, so at least one of the two sees the other's store (Dekker).  The
-fence is taking and releasing a lock without contention: a locked instruction.  Where progress is not polled, every
-post rings.
+No wake-up is lost.  A rank that goes to sleep stores ``SLEEPING``, then a fence, then checks all progress once more; a
+rank that posts stores its progress, then a fence, then checks ``SLEEPING``.  Stores and loads to different words may
+pass each other on x86, but not across the fence, so at least one of the two sees the other's store (Dekker).  The fence
+is taking and releasing a lock without contention: a locked instruction.  Where progress is not polled, every post
+rings.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _PROGRESS, _ENDED, _FINGERPRINT, _PLACE = 0, 1, 3, 5
 
 
 class Offer(NamedTuple):
-    """Memory that a rank sets aside for a group in its segment: offset of block and slots, bytes per slot (0: none)."""
+    """Memory that a rank reserves for a group in its segment: offset of block and slots, bytes per slot (0: none)."""
 
     offset: int
     slot_bytes: int
 
 
 class Channel:
-    """One group's memory, as the rank at ``place`` of the group sees it.  ``offers`` are by place."""
+    """One group's memory, as seen by the rank at ``place`` of the group.  ``offers`` are by place."""
 
     def __init__(self, arena: Arena, *, number: int, ranks: Sequence[int], place: int, offers: Sequence[Offer]) -> None:
         self.number = number
@@ -82,7 +82,7 @@ class Channel:
         self._kept: dict[Hashable, Any] = {}
 
     def post(self, progress: int) -> None:
-        """Tell the others how far this rank is."""
+        """Report this rank's progress to the others."""
         with self._fence:
             self.own[_PROGRESS] = progress
         if self.arena.polls:
@@ -94,7 +94,7 @@ class Channel:
                 self.arena.ring(rank, self.number, progress)
 
     def is_clear(self, parity: int) -> bool:
-        """Have all others left the operation that used this parity last?"""
+        """Return whether all others have left the operation that last used this parity."""
         last = self.used[parity]
         if last > self.cleared:
             progress = self.progress
@@ -111,7 +111,7 @@ class Channel:
         return self.kept((parity, dtype, count), lambda: [slots[parity][:length].view(dtype) for slots in self.slots])
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what ``make`` returned for ``key``, from memory if possible: views of slots are worth keeping."""
+        """Return the result of ``make`` for ``key``, cached if possible: views of slots are worth keeping."""
         found: Any = self._kept.get(key)
         if found is None:
             if len(self._kept) >= _MOST_KEPT:
@@ -137,7 +137,7 @@ class Mismatch(Exception):  # noqa: N818
 
 
 class Turn:
-    """One operation's time in its channel.  ``sequence`` is its number in the group, ``parity`` says which slot it has.
+    """One operation's turn in its channel.  ``sequence`` is its number in the group, ``parity`` selects its slot.
 
     Programs post rounds 1, 2, 3, ... and wait until others have reached a round.
     """
@@ -149,14 +149,14 @@ class Turn:
         self.sequence = sequence
         self.parity = sequence & 1
         self.places_read: tuple[int, ...] = ()
-        """Whose heap buffers have been read, so that they must not have been abandoned meanwhile."""
+        """Places whose heap buffers have been read, so that they must not have been abandoned meanwhile."""
         self._base = sequence << ROUND_BITS
         self._limit = self._base + (1 << ROUND_BITS)
         self._record = sequence << 1 | 1
         self._mark = 0
 
     def enter(self, fingerprint: int, place_in_heap: int | None = None) -> None:
-        """Begin, which the channel must be clear for; ``place_in_heap`` is where others find this rank's input."""
+        """Begin the turn, for which the channel must be clear; others find this rank's input at ``place_in_heap``."""
         channel, parity = self.channel, self.parity
         self._mark = (self.sequence & 0xFFFFFFFF) << 32 | fingerprint
         channel.used[parity] = self.sequence
@@ -165,11 +165,11 @@ class Turn:
         own[_PLACE + parity] = 0 if place_in_heap is None else place_in_heap + 1
 
     def post(self, round_: int) -> None:
-        """Tell the others that this rank has done round ``round_``."""
+        """Report to the others that this rank has completed round ``round_``."""
         self.channel.post(self._base + round_)
 
     def has_reached(self, places: Sequence[int], round_: int) -> bool:
-        """Have the ranks at ``places`` all done this round?  Raises ``Mismatch``."""
+        """Return whether the ranks at ``places`` have all completed this round.  Raises ``Mismatch``."""
         channel, parity = self.channel, self.parity
         progress, blocks = channel.progress, channel.blocks
         target = self._base + round_
@@ -185,7 +185,7 @@ class Turn:
         return True
 
     def is_unanimous(self, round_: int) -> bool:
-        """Have all others done this round of the same operation?  False if one runs another operation."""
+        """Return whether all others have completed this round of the same operation; False if one runs another."""
         channel = self.channel
         try:
             if not self.has_reached(channel.others, round_):
@@ -196,7 +196,7 @@ class Turn:
         return True
 
     def missing(self, places: Sequence[int], round_: int) -> list[int]:
-        """Return those of ``places`` that have not done this round; one that runs something else is missing, too."""
+        """Return those of ``places`` that have not completed this round, including one that runs another operation."""
         channel, parity = self.channel, self.parity
         target = self._base + round_
         missing = []
@@ -207,12 +207,12 @@ class Turn:
         return missing
 
     def place_in_heap(self, place: int) -> int | None:
-        """Return where the input of the rank at ``place`` lies in its heap, None if it goes through its slot."""
+        """Return the place of the input of the rank at ``place`` in its heap, None if it goes through its slot."""
         word = self.channel.blocks[place][_PLACE + self.parity]
         return word - 1 if word else None
 
     def places_in_heaps(self) -> list[int | None]:
-        """Return where the input of every rank lies in its heap; all of them must have posted."""
+        """Return the place of every rank's input in its heap; all of them must have posted."""
         channel = self.channel
         places = [self.place_in_heap(place) for place in range(channel.size)]
         self.places_read = tuple([other for other in channel.others if places[other] is not None])
@@ -220,16 +220,16 @@ class Turn:
 
     @property
     def uses_heaps(self) -> bool:
-        """Is the input of any rank read where it lies in its heap?"""
+        """Whether the input of any rank is read directly from its heap."""
         return bool(self.places_read) or self.place_in_heap(self.channel.place) is not None
 
     def heap_array(self, place: int, start: int, dtype: np.dtype[Any], low: int, high: int) -> Array:
-        """Return elements ``low`` to ``high`` of the input that the rank at ``place`` has at ``start`` of its heap."""
+        """Return elements ``low`` to ``high`` of the input at ``start`` of the heap of the rank at ``place``."""
         segment = self.channel.arena.segments[self.channel.ranks[place]]
         return segment.heap_array(start + low * dtype.itemsize, high - low, dtype)
 
     def is_intact(self) -> bool:
-        """Has none of the ranks whose heap was read abandoned the operation?"""
+        """Return whether none of the ranks whose heap was read has abandoned the operation."""
         channel, parity = self.channel, self.parity
         for place in self.places_read:
             word = channel.progress[place][0]

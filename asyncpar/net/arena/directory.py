@@ -1,15 +1,16 @@
-"""The memory that each rank sets aside for each group in its segment: found without messages.
+"""The memory that each rank reserves for each group in its segment, found without messages.
 
-A rank that runs its first operation of a group on the arena writes an *offer* into the directory of its segment: where
-the group's block and slots lie, and how long a slot is; 0 when it has no memory left.  The group works with the
+A rank that runs its first operation of a group on the arena writes an *offer* into the directory of its segment: the
+location of the group's block and slots, and the length of a slot; 0 if it has no memory left.  The group works with the
 smallest slot that a member offers; if that is none, it does without the arena.  All members see the same offers, so
-they come to the same conclusion.
+they reach the same conclusion.
 
-A rank that has ended a group *withdraws* its offer: it does not look at memory of that group any more, its own or that
-of others.  When all others have done so, too, no rank reads what it had offered, and it offers that to another group.
-Others have done so when their offers say so, or are not there any more where they were once; who left looks at nothing.
-An offer is written over in steps: first its number goes, and the new one comes last; so under a number there is what
-belongs to it (see ``channel`` about the order of stores).  Where memory is not polled, nothing is given back.
+A rank that has ended a group *withdraws* its offer: it does not access memory of that group any more, its own or that
+of others.  Once all others have done so, too, no rank reads the offered memory, and it is offered to another group.
+Others have done so if their offers say so, or are no longer where they once were; a rank that has left accesses
+nothing.  An offer is overwritten in steps: first its number is cleared, and the new one is written last; so the content
+under a number always belongs to it (see ``channel`` about the order of stores).  Where memory is not polled, nothing is
+given back.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ _WITHDRAWN: Final = 1 << 63
 """Set in the length of the slots of an offer that its owner has withdrawn."""
 
 _FORMER_BYTES: Final = 64 << 10
-"""As much from the beginning of an offer is cleared for its next group: blocks, and order logs of thousands of
-ranks.
-"""
+"""Bytes cleared at the beginning of an offer for its next group: blocks, and order logs of thousands of ranks."""
 
 
 class _Withdrawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +70,7 @@ class Directory:
         self._ends = {rank: len(segment.control) for rank, segment in arena.segments.items()}
 
     def offer(self, number: int) -> Offer:
-        """Set memory aside for the group ``number`` (once), and publish that; the caller rings."""
+        """Reserve memory for the group ``number`` (once), and publish it; the caller rings."""
         offer = self._offers.get(number)
         if offer is not None:
             return offer
@@ -94,13 +93,13 @@ class Directory:
         return offer
 
     def close(self) -> None:
-        """Let go of the memory of all ranks."""
+        """Release the memory of all ranks."""
         self._words.clear()
 
     def withdraw(self, number: int, ranks: Iterable[int], *, was_open: bool) -> None:
-        """Note the end here of the group ``number`` of ``ranks``, whose channel this rank had if it ``was_open``.
+        """Withdraw the offer to the group ``number`` of ``ranks``, which ended here; ``was_open``: it had a channel.
 
-        Its number must not come again.  Once the memory is unmapped, no rank is told.
+        Its number must not be used again.  Once the memory is unmapped, no rank is notified.
         """
         offer, entry = self._offers.pop(number, NOTHING), self._entries.pop(number, None)
         if entry is None or not self._arena.polls or not self._words:
@@ -110,11 +109,11 @@ class Directory:
         self._withdrawn.append(_Withdrawn(number=number, entry=entry, offer=offer, others=others, was_open=was_open))
 
     def told(self, rank: int, number: int) -> None:
-        """Note that ``rank`` has rung for the group ``number``, so its offer is there."""
+        """Record that ``rank`` has rung for the group ``number``, so its offer is there."""
         self._told.add((rank, number))
 
     def find(self, rank: int, number: int) -> Offer | None:
-        """Return what ``rank`` offers the group ``number``, None while it has not said, or the memory is unmapped."""
+        """Return the offer of ``rank`` to the group ``number``, None while it is not known, or after unmapping."""
         if rank == self._arena.rank:
             return self._offers.get(number)
         if not self._arena.polls and (rank, number) not in self._told:
@@ -131,7 +130,7 @@ class Directory:
         return NOTHING if is_full else None
 
     def _allot(self) -> Offer:
-        """Take a quarter of what is left for each of two slots, or what was given back if that is no less."""
+        """Allocate a quarter of the free memory for each of two slots, or reuse a returned offer that is no smaller."""
         if not self._has_entry():
             return NOTHING
         self._reclaim()
@@ -151,12 +150,12 @@ class Directory:
         return offer
 
     def _has_entry(self) -> bool:
-        """Is there a place for another offer?  When there was none once, others know that there is none any more."""
+        """Return whether there is a place for another offer; once there is none, others know that none ever will be."""
         own = self._words[self._arena.rank]
         return not own[_IS_FULL] and (bool(self._free_entries) or own[_COUNT] < _ENTRIES)
 
     def _reclaim(self) -> None:
-        """Take back the offers that no member looks at any more."""
+        """Reclaim the offers that no member accesses any more."""
         for former in list(self._withdrawn):
             if all(self._has_ended(former, rank) for rank in former.others):
                 self._withdrawn.remove(former)
@@ -165,7 +164,7 @@ class Directory:
                     self._free.append(former.offer)
 
     def _has_ended(self, former: _Withdrawn, rank: int) -> bool:
-        """Has ``rank`` ended that group, too?"""
+        """Return whether ``rank`` has ended that group, too."""
         words = self._words[rank]
         for index in range(min(words[_COUNT], _ENTRIES)):
             entry = _FIRST + index * _ENTRY_WORDS
@@ -178,7 +177,7 @@ class Directory:
         self._arena.segments[self._arena.rank].array(offer.offset, length, np.uint8).fill(0)
 
     def _checked(self, rank: int, offer: Offer) -> Offer:
-        """Return ``offer``, or nothing if it points outside of the segment of ``rank``."""
+        """Return ``offer``, or ``NOTHING`` if it points outside the segment of ``rank``."""
         end = offer.offset + BLOCK_WORDS * 8 + 2 * offer.slot_bytes
         is_inside = offer.offset >= HEADER_BYTES + _DIRECTORY_BYTES and end <= self._ends[rank]
         return offer if is_inside and offer.offset % 64 == 0 else NOTHING

@@ -1,19 +1,19 @@
-"""Run the turns of all channels of a rank: in order, without holding the loop for long, and awake when needed.
+"""The driver, which runs the turns of all channels of a rank: in order, in short slices, and awake when needed.
 
 Theory of operation.  A *task* is one operation: its program is a generator that copies, reduces and posts, and yields
-what it waits for.  Each channel runs its tasks one after another.  ``advance`` runs the head of a queue until it must
-wait, or for ``SLICE_SECONDS``; then the loop gets its turn.
+the rounds that it waits for.  Each channel runs its tasks one after another.  ``advance`` runs the head of a queue
+until it must wait, or for ``SLICE_SECONDS``; then the loop gets its turn.
 
-A wait polls for a moment; where ranks share cores it lets another one run between two looks (``sched_yield``).  The
+A wait polls for a moment; where ranks share cores it lets another one run between two polls (``sched_yield``).  The
 number of polls adapts: it doubles when it pays and halves when it does not.  After that the rank stores ``SLEEPING``,
-looks once more (see ``channel`` for why that loses no wake-up) and leaves; a doorbell message brings it back.  As a
-last resort, if that argument had a hole, a timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it
-found progress without a ring, and tests ask for 0.
+checks once more (see ``channel`` for why that loses no wake-up) and leaves; a doorbell message brings it back.  As a
+last resort, if that argument had a hole, a timer checks again every ``RECHECK_SECONDS``; ``rescues`` counts how often
+it found progress without a ring, and tests require 0.
 
 A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
-does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.  Where a group agrees on turns
-only as it goes along (see ``KeyedRunQueue``), the driver asks its run queue for more tasks whenever it has run out of
-them; it is busy, so it sleeps and is rung like all others, as long as it expects any.
+does not matter.  A failed task leaves a tombstone, whose turn passes at once.  Where a group agrees on turns only as it
+goes along (see ``KeyedRunQueue``), the driver asks its run queue for more tasks whenever it has run out of them; it is
+busy, so it sleeps and is rung like all others, as long as it expects any.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncpar.net.arena.run_queue import RunQueue, Task
 from asyncpar.net.arena.segment import SLEEPING
 
 SLICE_SECONDS: Final = 1e-3
-"""How long a rank works on the arena before the loop gets its turn."""
+"""Seconds for which a rank works on the arena before the loop gets its turn."""
 
 RECHECK_SECONDS: Final = 0.5
 _MOST_POLLS: Final = 600
@@ -40,11 +40,11 @@ _FEWEST_YIELDS: Final = 8
 _YIELDING_SECONDS: Final = 100e-6
 _FEWEST_POLLS: Final = 32
 _PATIENT_EVERY: Final = 8
-"""After so many waits in vain, see whether polling for long pays again."""
+"""After this many futile waits, test whether polling for long pays again."""
 
 
 class ProgressSource(Protocol):
-    """Progress that others tell of under a ``number``, by their place in ``ranks``."""
+    """Progress that others report under a ``number``, by their place in ``ranks``."""
 
     @property
     def number(self) -> int: ...
@@ -60,7 +60,7 @@ class Driver:
     def __init__(self, arena: Arena, loop: asyncio.AbstractEventLoop, lost: Container[int]) -> None:
         self.arena = arena
         self.rescues = 0
-        """Wake-ups that only the timer brought: any is a bug."""
+        """Wake-ups that only the timer caused: any is a bug."""
         self._loop = loop
         self._thread = threading.get_ident()
         self._lost = lost
@@ -70,7 +70,7 @@ class Driver:
         self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[RunQueue, Channel] = {}
         self.shares_cores = not arena.may_spin
-        """Does polling take processor time from the ranks that are waited for?"""
+        """Whether polling takes processor time from the ranks that are waited for."""
         most = _MOST_YIELDS if self.shares_cores else _MOST_POLLS
         self._most_polls = most if arena.polls and arena.has_own_process else 0
         self._fewest_polls = min(_FEWEST_YIELDS if self.shares_cores else _FEWEST_POLLS, self._most_polls)
@@ -85,7 +85,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, run_queue: RunQueue, channel: Channel, *more: ProgressSource) -> None:
-        """Give a group its channel, and let it learn ``more`` from the doorbell."""
+        """Give a group its channel, and deliver progress of ``more`` sources from the doorbell."""
         run_queue.channel = channel
         self._queues[run_queue] = channel
         self._numbers[run_queue] = [told.number for told in (channel, *more)]
@@ -101,13 +101,13 @@ class Driver:
         for number in self._numbers.pop(run_queue, ()):
             self._told.pop(number, None)
         if channel is not None:
-            for task in run_queue.tasks:  # a rank that still reads memory of this one must not think that it was kept
+            for task in run_queue.tasks:  # a rank still reading this one's memory must not believe it intact
                 if task.turn is not None:
                     task.turn.end(is_completed=False)
             run_queue.close()
 
     def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
-        """Take what came through the doorbell: (rank, group, progress)."""
+        """Process messages from the doorbell: (rank, group, progress)."""
         self._rings += 1
         if not self.arena.polls:
             for message in messages:
@@ -115,7 +115,7 @@ class Driver:
         self.advance_all()
 
     def _take(self, rank: int, number: int, word: int) -> None:
-        """Handle the bell of ``rank``, which tells of progress, perhaps of a group that is not open here yet."""
+        """Record progress reported by ``rank``, perhaps for a group that is not open here yet."""
         told = self._told.get(number)
         if told is None and word:
             self._early[rank, number] = max(self._early.get((rank, number), 0), word)
@@ -124,7 +124,7 @@ class Driver:
             known[0] = max(known[0], word)
 
     def run(self, run_queue: RunQueue, task: Task) -> None:
-        """Get as far as possible with ``task``, which is in ``run_queue`` and is awaited now."""
+        """Advance ``task``, which is in ``run_queue`` and is awaited now, as far as possible."""
         channel = run_queue.channel
         assert channel is not None
         if not task.is_wanted:
@@ -137,14 +137,14 @@ class Driver:
             self._sleep()
 
     def advance_all(self) -> None:
-        """Get as far as possible with everything, then sleep if something is left."""
+        """Advance everything as far as possible, then sleep if something is left."""
         self._sleeping[0] = 0
         self._advance_busy()
         if self._busy and not self._is_continuing:
             self._sleep()
 
     def notice_loss(self) -> None:
-        """Look at all groups, because a rank is gone: those without work, too."""
+        """Advance all groups, even those without work, because a rank is gone."""
         self._busy.update(self._queues)
         self.advance_all()
 
@@ -164,7 +164,7 @@ class Driver:
         for run_queue in self._queues:
             run_queue.close()
         self._queues.clear()
-        self._sleeping = memoryview(bytearray(8)).cast("Q")  # that of the segment would keep it mapped
+        self._sleeping = memoryview(bytearray(8)).cast("Q")  # the segment's word would keep it mapped
         self._numbers.clear()
         self._told.clear()
         self._early.clear()
@@ -172,7 +172,7 @@ class Driver:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _sleep(self) -> None:
-        """Ask to be rung, and look once more for what was posted before."""
+        """Request to be rung, and check once more for earlier posts."""
         sleeping = self._sleeping
         end = time.monotonic() + SLICE_SECONDS
         self._is_settling = True
@@ -216,23 +216,23 @@ class Driver:
         self.advance_all()
 
     def is_turn_due(self, now: float) -> bool:
-        """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?
+        """Return whether the loop has had no turn for a while, at ``now`` of ``time.perf_counter``.
 
         It needs none while it waits and another thread does its work: see ``blocking.caller_runs_loop``.
         """
         return now - self._last_turn > SLICE_SECONDS and threading.get_ident() == self._thread
 
     def give_turn(self, now: float) -> None:
-        """Note that the caller lets the loop run at ``now``."""
+        """Record that the caller lets the loop run at ``now``."""
         self._last_turn = now
 
     @property
     def polls(self) -> int:
-        """How often to look for progress before going to sleep."""
+        """Number of polls for progress before going to sleep."""
         return self._polls
 
     def polled(self, *, was_worth_it: bool) -> None:
-        """Learn from a wait: polling, up to ``polls`` times, was long enough or not."""
+        """Adapt to a wait: polling, up to ``polls`` times, was long enough or not."""
         if was_worth_it:
             self._polls = min(2 * self._polls, self._most_polls)
             return
@@ -243,7 +243,7 @@ class Driver:
             self._polls = max(self._polls // 2, self._fewest_polls)
 
     def _spin(self, turn: Turn, places: Sequence[int], round_: int) -> bool:
-        """Poll for a moment; True if the wait is over."""
+        """Poll for a moment; return whether the wait is over."""
         if self._is_settling:
             return False
         is_over = self.poll(lambda: turn.has_reached(places, round_))
@@ -251,7 +251,7 @@ class Driver:
         return is_over
 
     def poll(self, is_over: Callable[[], bool]) -> bool:
-        """Poll for a moment; where ranks share cores, let another one run between two looks."""
+        """Poll for a moment; where ranks share cores, let another one run between two polls."""
         if self.shares_cores:
             end = time.monotonic() + _YIELDING_SECONDS
             for _ in range(self._polls):
@@ -266,7 +266,7 @@ class Driver:
     # -- working -----------------------------------------------------------------------------------------------------
 
     def _advance_busy(self) -> bool:
-        """Work on every channel that has something to do; True if anything moved."""
+        """Work on every channel that has something to do; return whether anything moved."""
         end = time.monotonic() + SLICE_SECONDS
         moved = False
         for run_queue, channel in list(self._busy.items()):
@@ -280,7 +280,7 @@ class Driver:
         return moved
 
     def _advance(self, run_queue: RunQueue, channel: Channel, end: float) -> bool:
-        """Work on the head of ``run_queue`` until it must wait or ``end`` has come; True when nothing is to be done."""
+        """Work on the head of ``run_queue`` until it must wait or ``end`` is reached; return whether all is done."""
         tasks = run_queue.tasks
         while tasks or (run_queue.is_expecting and self._refill(run_queue)):
             task = tasks[0]
@@ -307,7 +307,7 @@ class Driver:
         return not run_queue.is_expecting
 
     def _refill(self, run_queue: RunQueue) -> bool:
-        """Line up what has got its turn, or gets it in a moment; False if there is nothing."""
+        """Queue the tasks that have got their turn, or get it in a moment; return False if there are none."""
         if run_queue.refill():
             return True
         if self._is_settling or not run_queue.is_worth_polling:
@@ -319,7 +319,7 @@ class Driver:
         return is_over
 
     def _pass(self, task: Task, channel: Channel) -> bool:
-        """Let the turn of a dead task pass; False if it is too early."""
+        """Let the turn of a dead task pass; return False if it is too early."""
         if any(rank in self._lost for rank in channel.ranks):
             return True  # no rank will take a turn in this group again
         turn = task.turn or Turn(channel, task.sequence)
@@ -339,7 +339,7 @@ class Driver:
         return True
 
     def _run_program(self, task: Task, end: float) -> bool:
-        """Return whether the program is through; if not, the task waits, is dead, or the slice is over."""
+        """Return whether the program has ended; if not, the task waits, is dead, or the slice is over."""
         program, turn = task.program, task.turn
         assert program is not None
         assert turn is not None
@@ -358,7 +358,7 @@ class Driver:
         except StopIteration:
             if turn.is_intact():
                 return True
-            task.wait = (turn.places_read, 1)  # never reached by those that abandoned it: the news will come
+            task.wait = (turn.places_read, 1)  # never reached by those that abandoned it: a failure report follows
             return False
         except Mismatch as mismatch:
             task.mismatched(mismatch.place)

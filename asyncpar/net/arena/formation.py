@@ -1,18 +1,19 @@
-"""Form the arena of one host: its ranks meet, exchange descriptors, prove that they share memory; all of them or none.
+"""Formation of a host's arena: its ranks meet, exchange descriptors, prove that they share memory; all or none.
 
 Theory of operation.  The ranks whose ``host_id`` is equal are candidates, and the lowest, the leader, listens on an
-abstract Unix socket whose name only those can compute who hold the job secret.  The others connect.  Both ends ask the
-kernel who the other is (the same user), and then prove that they hold the secret, before a byte is parsed.  After that:
+abstract Unix socket whose name only holders of the job secret can compute.  The others connect.  Both ends check with
+the kernel that the other is the same user, and then prove that they hold the secret, before a byte is parsed.  After
+that:
 
-    member to leader     Offer, with descriptors of its segment, doorbell and process; or Unable, which says why
+    member to leader     Offer, with descriptors of its segment, doorbell and process; or Unable, which states why
     leader to members    Roster: all offers, all descriptors; then every rank maps all segments
     member to leader     Ready, or Unable
     leader to members    Verdict; then every rank closes its socket
 
 A host is proved by reading: each rank finds in each segment it has mapped the random number that the owner wrote there
-and told the leader on another way.  No rank uses the arena before a good verdict, so either all ranks have it or none.
-(The one exception is no exception for those who work with it: a rank that dies or gives up while the verdict travels is
-seen as lost, or as having left, by those who have an arena.)
+and sent to the leader by another path.  No rank uses the arena before a good verdict, so either all ranks have it or
+none.  (There is one apparent exception: a rank that dies or gives up while the verdict is in transit is seen as lost,
+or as having left, by those that have an arena.)
 
 Nothing leaks: memory has no name, sockets are abstract, every descriptor is closed on exec, and its
 owner here closes it when the formation ends, in every case, cancellation included.
@@ -54,7 +55,7 @@ OnLeft = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSegment:
-    """The contribution of one rank: its ``segment`` and ``doorbell``, the ``offer`` that describes them, descriptors.
+    """The contribution of one rank: ``segment``, ``doorbell``, the ``offer`` that describes them, and descriptors.
 
     ``descriptors`` are to be sent beside the offer; ``lent`` closes those that only serve for that.
     """
@@ -66,16 +67,16 @@ class LocalSegment:
     lent: ExitStack
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.lent.close()
         self.doorbell.close()
         self.segment.close()
 
 
 def contribute(rank: int, settings: ArenaSettings) -> LocalSegment:
-    """Make what ``rank`` brings.
+    """Create the contribution of ``rank``.
 
-    Raises ``ArenaFull`` without memory for it, ``UsageError`` or ``OSError`` where the system lacks something.
+    Raises ``ArenaFull`` without memory for it, ``UsageError`` or ``OSError`` if the system lacks something.
     """
     missing = [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
     if missing:
@@ -122,10 +123,10 @@ def assemble(
     on_lost: OnLost,
     on_left: OnLeft,
 ) -> Arena:
-    """Map what all ranks brought and return the arena, which does not watch its peers yet.
+    """Map the contributions of all ranks and return the arena, which does not watch its peers yet.
 
-    ``descriptors``, of the peers by rank, are taken out as they find an owner; close what is left.  Raises
-    ``ProtocolError`` for a segment that is not what was offered, ``OSError`` when the system refuses.
+    ``descriptors``, of the peers by rank, are removed as they find an owner; close the remaining ones.  Raises
+    ``ProtocolError`` for a segment that differs from its offer, ``OSError`` if the system refuses.
     """
     peers: dict[int, ArenaPeer] = {}
     with ExitStack() as undo:
@@ -155,7 +156,7 @@ def assemble(
 
 
 def _open_peer(own: SegmentOffer, offer: SegmentOffer, descriptors: list[int], undo: ExitStack) -> ArenaPeer:
-    """Take over the segment and descriptors of a peer; ``undo`` closes them."""
+    """Take ownership of the segment and descriptors of a peer; ``undo`` closes them."""
     assert len(descriptors) == DESCRIPTORS_PER_RANK, "counted when they came"
     memory, doorbell, process = descriptors
     undo.callback(close_all, [doorbell] if offer.process == own.process else [doorbell, process])
@@ -167,7 +168,7 @@ def _open_peer(own: SegmentOffer, offer: SegmentOffer, descriptors: list[int], u
 
 
 def _heap_bytes() -> int:
-    """Return the memory of this host: no buffer is ever larger, and address space costs nothing."""
+    """Return the size of this host's memory: no buffer is ever larger, and address space costs nothing."""
     return round_to_pages(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -187,7 +188,7 @@ async def form_arena(
     """Return the arena of the host of ``rank``; all its ranks call this with equal ``settings``, and get one or none.
 
     None: there is none, because it is turned off, the rank is alone on its host, or it is impossible; the lowest rank
-    of the host logs why.  If ``settings`` require one, ``UsageError`` or ``PeerLost`` says why instead.
+    of the host logs why.  If ``settings`` require one, ``UsageError`` or ``PeerLost`` states the reason instead.
 
     Afterwards ``on_lost`` is called, with a cause, when a peer's process ends, and ``on_left`` when a peer has closed
     its arena: at most one of them, once, per peer, on the event loop.
@@ -220,7 +221,7 @@ async def form_arena(
 
 
 class _Forming:
-    """One rank's part in a formation: what it owns until the verdict."""
+    """One rank's part in a formation, and its resources until the verdict."""
 
     def __init__(
         self, rendezvous: Rendezvous, rank: int, settings: ArenaSettings, *, on_lost: OnLost, on_left: OnLeft
@@ -234,7 +235,7 @@ class _Forming:
         self._arena: Arena | None = None
 
     async def run(self, contribute: Contribute) -> Arena:
-        """Take part.  Raises ``AsyncparError`` or ``OSError`` that says why there is no arena."""
+        """Take part.  Raises ``AsyncparError`` or ``OSError`` with the reason why there is no arena."""
         if sys.platform != "linux":
             raise UsageError(f"it needs Linux, this is {sys.platform}")
         try:
@@ -279,7 +280,7 @@ class _Forming:
         )
 
     def _let_go(self) -> None:
-        """Close everything; peers who have an arena all the same see that this rank has left."""
+        """Close everything; peers that have an arena all the same see that this rank has left."""
         if self._arena is not None:
             self._arena.close()
         if self._contribution is not None:

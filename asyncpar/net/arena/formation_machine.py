@@ -1,11 +1,11 @@
-"""Decide whether the ranks of one host get an arena: all of them or none.  Sans-I/O: feed events, obey commands.
+"""Decisions on whether the ranks of one host get an arena: all of them or none.  Sans-I/O: feed events, obey commands.
 
-The messages of a formation are here, too; file descriptors travel beside them.
+The messages of a formation are here, too; file descriptors are sent beside them.
 
-The lowest rank, the *leader*, decides for all, itself included.  Every rank makes an offer; when all offers are
-there, every rank gets the roster; when all have mapped it, there is an arena.  Any failure before that ends the
-formation, and nothing that happens later changes the verdict.  Those who come late to a failed formation are still
-told, so that they need not wait for their own deadline.
+The lowest rank, the *leader*, decides for all, itself included.  Every rank makes an offer; when all offers are there,
+every rank gets the roster; when all have mapped it, there is an arena.  Any failure before that ends the formation, and
+nothing that happens later changes the verdict.  Ranks that come late to a failed formation are still notified, so that
+they need not wait for their own deadline.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _Problem: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_PROBLEM_CHARACT
 class SegmentOffer(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The contribution of one rank; its descriptors come in this order: segment, doorbell, process.
 
-    ``terms`` must be equal on all ranks.  ``nonce`` is what the segment shows, ``process`` is equal exactly for ranks
-    of one process, ``cores`` has a bit for each processor the rank may use, ``quota`` is how many it is granted.
-    ``maps_heaps`` says whether it has the address space for the heaps of all.
+    ``terms`` must be equal on all ranks.  ``nonce`` is the number shown by the segment, ``process`` is equal exactly
+    for ranks of one process, ``cores`` has a bit for each processor that the rank may use, ``quota`` is how many it is
+    granted.  ``maps_heaps``: it has the address space for the heaps of all.
     """
 
     rank: _Rank
@@ -62,7 +62,7 @@ class Unable(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A part of the offers of all ranks, descriptors in the same order; sent in as many parts as it takes."""
+    """A part of the offers of all ranks, with descriptors in the same order; sent in as many parts as needed."""
 
     offers: Annotated[list[SegmentOffer], msgspec.Meta(max_length=OFFERS_PER_MESSAGE)]
 
@@ -85,12 +85,12 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def encode_message(message: Message) -> bytes:
-    """Return ``message`` as the content of one packet."""
+    """Encode ``message`` as the content of one packet."""
     return _ENCODER.encode(message)
 
 
 def decode_message(content: bytes) -> Message:
-    """Return the message in ``content``.  Raises ``ProtocolError`` if there is none."""
+    """Decode the message in ``content``.  Raises ``ProtocolError`` if there is none."""
     try:
         message: Message = _DECODER.decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
@@ -99,23 +99,23 @@ def decode_message(content: bytes) -> Message:
 
 
 def describe(error: Exception) -> str:
-    """Return an error as the text of a problem."""
+    """Describe an error as the text of a problem."""
     return shorten(os_reason(error) or type(error).__name__)
 
 
 def shorten(problem: str) -> str:
-    """Return ``problem`` cut to what a message may carry."""
+    """Return ``problem`` cut to the length that a message may carry."""
     return problem[:MAX_PROBLEM_CHARACTERS]
 
 
 def encode_cores(cores: frozenset[int]) -> bytes:
-    """Return a set of small numbers as a bit mask; what does not fit is left out."""
+    """Encode a set of small numbers as a bit mask; numbers that do not fit are left out."""
     mask = sum(1 << core for core in cores if core < 1024)
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 
 
 def decode_cores(mask: bytes) -> frozenset[int]:
-    """Return the numbers in a bit mask."""
+    """Decode the numbers in a bit mask."""
     number = int.from_bytes(mask, "little")
     return frozenset(core for core in range(number.bit_length()) if number >> core & 1)
 
@@ -124,8 +124,8 @@ def decode_cores(mask: bytes) -> frozenset[int]:
 class Rendezvous:
     """The rendezvous of ``ranks``, ascending, which are those of one host; the first leads it.
 
-    The address is an abstract Unix socket: it is no file, it vanishes with its socket, and it holds a MAC, so that
-    a process without the secret cannot be there first.
+    The address is an abstract Unix socket: it is no file, it vanishes with its socket, and it contains a MAC, so a
+    process without the secret cannot occupy it first.
     """
 
     job: str
@@ -160,7 +160,7 @@ class Rendezvous:
         return b"\0asyncpar-" + self._mac("address").hex().encode()
 
     def terms(self, dialer: int) -> LinkTerms:
-        """Return what ``dialer`` and the leader prove to each other."""
+        """Return the terms that ``dialer`` and the leader prove to each other."""
         token = self._mac("token", dialer)[:TOKEN_BYTES]
         return LinkTerms(job=self.job, generation=self.generation, dialer=dialer, listener=self.leader, token=token)
 
@@ -208,14 +208,14 @@ class ShareOffers(msgspec.Struct, frozen=True):
 
 
 class TellVerdict(msgspec.Struct, frozen=True):
-    """Tell a rank the verdict."""
+    """Send a rank the verdict."""
 
     rank: int
     verdict: ArenaVerdict
 
 
 class Conclude(msgspec.Struct, frozen=True):
-    """End the formation: all ranks that can be told were told."""
+    """End the formation: all reachable ranks have been notified."""
 
     verdict: ArenaVerdict
 
@@ -236,7 +236,7 @@ class Formation:
         self._is_finished = False
 
     def handle(self, event: Event) -> list[Command]:
-        """Take an event, return what must be done."""
+        """Process an event and return the resulting commands."""
         if isinstance(event, Came):
             self._here.add(event.rank)
         elif isinstance(event, Gone):
@@ -298,7 +298,7 @@ class Formation:
         return ended if self._is_finished else [*ended, *self.handle(Expired())]
 
     def _end(self, problem: str, *, culprit: int | None = None) -> list[Command]:
-        """Give the verdict to all who are here."""
+        """Send the verdict to all ranks that are here."""
         verdict = self._verdict = ArenaVerdict(shorten(problem), culprit)
         told: list[Command] = [TellVerdict(rank, verdict) for rank in sorted(self._here - self._gone)]
         if self._here | self._gone >= set(self._ranks[1:]):
@@ -308,7 +308,7 @@ class Formation:
 
 
 def check_roster(offers: Sequence[SegmentOffer], *, ranks: Sequence[int], own: SegmentOffer) -> str:
-    """Return what is wrong with a whole roster as a rank received it; empty if nothing is."""
+    """Return the fault of a complete roster as received by a rank; empty if there is none."""
     named = [offer.rank for offer in offers]
     if named != list(ranks):
         return f"the roster names ranks {named}, expected {list(ranks)}"

@@ -1,4 +1,4 @@
-"""The parts of the heap that are in use: a list of free ranges, first fit.  Pure."""
+"""Allocation of the heap: a list of free ranges, first fit.  Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from bisect import bisect_left
 class FreeRanges:
     """Divides ``capacity`` bytes into ranges whose bounds are multiples of ``granularity``.
 
-    Allocation takes the lowest range that is large enough (first fit, Knuth, TAOCP 1, 2.5), so that what is in use
-    stays together; free neighbours are joined at once.  The cost is linear in the number of holes.
+    Allocation takes the lowest range that is large enough (first fit, Knuth, TAOCP 1, 2.5), so that used ranges stay
+    together; free neighbours are joined at once.  The cost is linear in the number of holes.
     """
 
     def __init__(self, *, capacity: int, granularity: int) -> None:
@@ -25,15 +25,15 @@ class FreeRanges:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest range that can be had."""
+        """Bytes of the largest free range."""
         return max((end - start for start, end in self._free), default=0)
 
     def round_up(self, size: int) -> int:
-        """Return how many bytes a request for ``size`` takes."""
+        """Return the number of bytes that a request for ``size`` takes."""
         return -(-size // self._granularity) * self._granularity
 
     def allocate(self, size: int) -> int | None:
-        """Take a range of at least ``size`` bytes, 1 or more, and return where it starts; None: there is none."""
+        """Allocate a range of at least ``size`` bytes, 1 or more, and return where it starts; None: there is none."""
         assert size > 0, "an allocation has at least one byte"
         size = self.round_up(size)
         for place, (start, end) in enumerate(self._free):
@@ -44,7 +44,7 @@ class FreeRanges:
         return None
 
     def release(self, start: int) -> int:
-        """Give back the range that starts at ``start`` and return its size."""
+        """Free the range that starts at ``start`` and return its size."""
         size = self._taken.pop(start)
         end = start + size
         place = bisect_left(self._free, (start, end))

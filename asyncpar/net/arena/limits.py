@@ -14,18 +14,18 @@ _UNLIMITED_MEMORY = 1 << 60
 
 
 def usable_cores() -> frozenset[int]:
-    """Return the numbers of the processors that this process may run on; empty where the system does not say."""
+    """Return the numbers of the processors that this process may run on; empty if the system does not report them."""
     ask = getattr(os, "sched_getaffinity", None)
     return frozenset() if ask is None else frozenset(ask(0))
 
 
 def count_cores() -> int:
-    """Return how many processors this process may run on, 1 at least; all of the host where the system does not say."""
+    """Return the number of processors that this process may run on, at least 1; all of the host if not known."""
     return len(usable_cores()) or os.cpu_count() or 1
 
 
 def core_quota(root: Path = _ROOT) -> float:
-    """Return how many processors' worth of time the control groups grant this process; infinity without a limit."""
+    """Return the processors' worth of time that control groups grant this process; infinity without a limit."""
     quota = math.inf
     for directory in _control_groups(root, "cpu"):
         content = _read(directory / "cpu.max").split()
@@ -37,9 +37,9 @@ def core_quota(root: Path = _ROOT) -> float:
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Return how many bytes can be taken before this host, or a control group of this process, runs out.
+    """Return the bytes that can be allocated before this host, or a control group of this process, runs out.
 
-    An estimate: free memory, and what the kernel would give up for it.
+    This is an estimate: free memory, and memory that the kernel would give up.
     """
     available = _parse_table(_read(root / "proc/meminfo")).get("MemAvailable:", _UNLIMITED_MEMORY >> 10) << 10
     for directory in _control_groups(root, "memory"):
@@ -56,9 +56,9 @@ def available_memory(root: Path = _ROOT) -> int:
 
 
 class MemoryUse(NamedTuple):
-    """The limit of memory that is nearest: ``used`` of ``limit`` bytes, those of a control group or of the host.
+    """The nearest memory limit: ``used`` of ``limit`` bytes, those of a control group or of the host.
 
-    What the kernel would give up for more is not counted as used.
+    Memory that the kernel would give up is not counted as used.
     """
 
     used: int
@@ -67,7 +67,7 @@ class MemoryUse(NamedTuple):
 
 
 def read_memory_use(root: Path = _ROOT) -> MemoryUse | None:
-    """Return how much memory is used of what this process and those beside it may use; None where it is not known."""
+    """Return the use of the memory that this process and those beside it may use; None if it is not known."""
     host = _parse_table(_read(root / "proc/meminfo"))
     found = []
     if "MemTotal:" in host and "MemAvailable:" in host:
@@ -85,9 +85,9 @@ def read_memory_use(root: Path = _ROOT) -> MemoryUse | None:
 
 
 def count_memory_kills(root: Path = _ROOT) -> int | None:
-    """Return how many processes the kernel has killed for want of memory so far; None where it does not say.
+    """Return the number of processes that the kernel has killed so far for lack of memory; None if it is not known.
 
-    Those of this process's control group where that counts them, else those of the host.
+    Those of this process's control group if it counts them, else those of the host.
     """
     for directory in _control_groups(root, "memory"):
         for name in ("memory.events", "memory.oom_control"):
@@ -98,18 +98,18 @@ def count_memory_kills(root: Path = _ROOT) -> int | None:
 
 
 def has_unlimited_address_space() -> bool:
-    """May this process map as much as it likes (``ulimit -v``)?"""
+    """Return whether this process may map unlimited memory (``ulimit -v``)."""
     import resource  # not on every system that this module is imported on
 
     return resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def may_spin(cores: Mapping[int, frozenset[int]], quotas: Mapping[int, float], processes: Mapping[int, str]) -> bool:
-    """May a rank wait by looking again and again, without keeping others of its host from their work?
+    """Return whether a rank may busy-wait without keeping others of its host from their work.
 
-    All of them by rank: the processors it may run on, its processor time, its process.  Yes if no two ranks share a
-    process, no processor has more than one rank when each is spread evenly over those it may use, and the scarcest
-    quota is enough for all.  Cautious: ranks whose sets overlap unevenly do not spin.
+    All arguments are by rank: the processors it may run on, its processor time, its process.  True if no two ranks
+    share a process, no processor has more than one rank when each is spread evenly over those it may use, and the
+    scarcest quota is enough for all.  This is cautious: ranks whose sets overlap unevenly do not spin.
     """
     if len(set(processes.values())) < len(processes) or min(quotas.values()) < len(quotas):
         return False
@@ -131,9 +131,9 @@ def _control_groups(root: Path, controller: str) -> Iterator[Path]:
     yield from _directories(root, _read(root / "proc/self/cgroup"), controller)
 
 
-@lru_cache(maxsize=8)  # the files are looked at whenever a world forms
+@lru_cache(maxsize=8)  # the files are read whenever a world forms
 def _directories(root: Path, groups: str, controller: str) -> tuple[Path, ...]:
-    """Return the directories of ``groups``, the content of a file ``cgroup``, that are there."""
+    """Return the existing directories of ``groups``, the content of a file ``cgroup``."""
     found: list[Path] = []
     for line in groups.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -150,7 +150,7 @@ def _directories(root: Path, groups: str, controller: str) -> tuple[Path, ...]:
 
 
 def _read(path: Path) -> str:
-    """Return the content of a small file of the kernel; empty when it is not there."""
+    """Return the content of a small kernel file; empty if it does not exist."""
     try:
         with open(path, "rb", buffering=0) as file:  # a third of the time of Path.read_text
             return file.read().decode().strip()

@@ -1,14 +1,14 @@
 """The memory in which the ranks of a group agree on the order of operations that are matched by name.
 
 Theory of operation.  Every rank has an *order log* in its own segment, which only it writes: two rings of numbers and a
-few counts.  In its *announcements* a rank says what it is ready to run; in the *order* the rank at place 0, the
-*sequencer*, says which operation has which turn (see ``sequencer``).  A rank that appends to a ring writes entries
+few counts.  In its *announcements* a rank lists the operations that it is ready to run; in the *order* the rank at
+place 0, the *sequencer*, assigns operations to turns (see ``sequencer``).  A rank that appends to a ring writes entries
 first and then the count of all entries so far.  Counts only grow, and a rank acts on those of others as it does on
-progress (see ``channel``): where memory is polled it looks at them; elsewhere it goes by what the doorbell told it,
-which covers the entries.  No wake-up is lost, for the reason given there: a rank that posts a count stores it, then a
-fence, then looks which ranks sleep.
+progress (see ``channel``): where memory is polled it reads them; elsewhere it relies on the values reported by the
+doorbell, which cover the entries.  No wake-up is lost, for the reason given there: a rank that posts a count stores it,
+then a fence, then checks which ranks sleep.
 
-No entry is overwritten before it was read.  A rank that reads a ring counts what it has read, in its own order log:
+No entry is overwritten before it was read.  A rank that reads a ring counts the entries read, in its own order log:
 each rank one count for the order, the sequencer one for each rank's announcements.  The writer stays within ``RING``
 entries of the reader that is furthest behind.  These counts are posted only when half a ring has been read since.  That
 is often enough: the ring of a writer that is stuck is full, and its reader, when it reads at all, reads all of it.
@@ -28,26 +28,26 @@ RING: Final = 256
 """Entries of a ring."""
 
 SEQUENCER: Final = 0
-"""The place in its group of the rank that gives operations their turns."""
+"""The place in its group of the rank that assigns turns."""
 
 ANNOUNCED, ORDERED, TAKEN = 0, 1, 2
-"""Words of an order log: entries in its announcements, in its order, and read of the order."""
+"""Words of an order log: entries in its announcements, entries in its order, and entries read of the order."""
 
 _ANNOUNCEMENTS: Final = 8
 _ORDER: Final = _ANNOUNCEMENTS + RING
 HEARD: Final = _ORDER + RING
-"""The first of the words that say how many of each rank's announcements were read, by place."""
+"""The first of the words that count the announcements read of each rank, by place."""
 
 _ALIGNMENT: Final = 128
 _LAST: Final = 1 << 62
-"""Set in the count of a ring when nothing will be appended to it any more."""
+"""Set in the count of a ring once nothing more will be appended to it."""
 
 PostedCount = memoryview | list[int]
 """A count, in element 0, as far as this rank may act on it."""
 
 
 def behind_order_log(offer: Offer, size: int) -> Offer:
-    """Return what is left of ``offer`` for the channel of ``size`` ranks when there is an order log before it."""
+    """Return the rest of ``offer`` for the channel of ``size`` ranks after its order log."""
     length = _order_log_bytes(size)
     return Offer(offer.offset + length, offer.slot_bytes - length // 2)
 
@@ -57,7 +57,7 @@ def _order_log_bytes(size: int) -> int:
 
 
 class Counts(NamedTuple):
-    """Counts of ``ranks`` that this one is told of under ``number``; ``progress`` has them in the same order."""
+    """Counts of ``ranks`` reported to this one under ``number``; ``progress`` has them in the same order."""
 
     number: int
     ranks: tuple[int, ...]
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
 
 
 class Count:
-    """A number of this rank, for the ranks of the world that are ``readers``: they are told of it under ``number``."""
+    """A number of this rank that is reported under ``number`` to ``readers``, ranks of the world."""
 
     def __init__(self, arena: Arena, word: memoryview, *, number: int, readers: Iterable[int]) -> None:
         self._arena = arena
@@ -75,7 +75,7 @@ class Count:
         self._sleepers = [(arena.segments[reader].words(SLEEPING * 8, 1), reader) for reader in readers]
 
     def post(self, value: int) -> None:
-        """Let the readers know ``value``."""
+        """Report ``value`` to the readers."""
         with self._fence:
             self._word[0] = value
         polls = self._arena.polls
@@ -85,7 +85,7 @@ class Count:
 
 
 class RingWriter:
-    """Appends to a ring; ``read`` says how far each reader is."""
+    """Appends to a ring; ``read`` is the progress of each reader."""
 
     def __init__(self, entries: memoryview, count: Count, read: Sequence[PostedCount]) -> None:
         self._entries = entries
@@ -106,27 +106,27 @@ class RingWriter:
         self._count.post(self._written)
 
     def end(self) -> None:
-        """Say that nothing will be appended any more."""
+        """Announce that nothing more will be appended."""
         self._count.post(self._written | _LAST)
 
 
 class RingReader:
-    """Reads from a ring what its writer has ``written``; ``count`` says how far this reader is."""
+    """Reads the entries that a ring's writer has ``written``; ``count`` reports the progress of this reader."""
 
     def __init__(self, entries: memoryview, written: PostedCount, count: Count) -> None:
         self.has_ended = False
-        """Is everything read, and nothing to follow?"""
+        """Whether everything is read, and nothing follows."""
         self._entries = entries
         self._written = written
         self._count = count
         self._read = self._posted = 0
 
     def has_news(self) -> bool:
-        """Has something been written since this rank read?"""
+        """Return whether something has been written since this rank last read."""
         return self._written[0] & ~_LAST != self._read
 
     def read(self) -> list[int]:
-        """Return the entries that are new."""
+        """Return the new entries."""
         written = self._written[0]
         if written == self._read:
             return []
@@ -142,9 +142,9 @@ class RingReader:
 
 
 class OrderLog:
-    """The order logs of one group, as the rank at ``place`` sees them.
+    """The order logs of one group, as seen by the rank at ``place``.
 
-    ``offers`` are what the ranks have set aside for the group, by place; ``number`` is that of its channel.
+    ``offers`` is the memory reserved by the ranks for the group, by place; ``number`` is that of its channel.
     """
 
     def __init__(self, arena: Arena, *, number: int, ranks: Sequence[int], place: int, offers: Sequence[Offer]) -> None:
@@ -180,10 +180,10 @@ class OrderLog:
         return cells
 
     def count(self, at: int, readers: Sequence[int]) -> Count:
-        """Return what posts this rank's count in word ``at`` to the ranks at the places ``readers``."""
+        """Return the poster of this rank's count in word ``at`` to the ranks at the places ``readers``."""
         ranks = [self.ranks[place] for place in readers]
         return Count(self._arena, self.own(at), number=self._number_of(at), readers=ranks)
 
     def _number_of(self, at: int) -> int:
-        """Return under which number the doorbell tells of word ``at``: one of its own, next to that of the channel."""
+        """Return the number under which the doorbell reports word ``at``: its own, next to that of the channel."""
         return (self._number + 1 + at) & 0x7FFF_FFFF_FFFF_FFFF

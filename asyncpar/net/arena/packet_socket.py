@@ -1,4 +1,4 @@
-"""Messages with descriptors between processes of one host, over a Unix socket that keeps their bounds."""
+"""Messages with descriptors between processes of one host, over a Unix socket that preserves message boundaries."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_DESCRIPTORS = 253
 """Most descriptors in one message (SCM_MAX_FD)."""
 
 RETRY_SECONDS = 0.01
-"""How long to wait when too many descriptors are in flight on this host."""
+"""Seconds to wait if too many descriptors are in flight on this host."""
 
 _CREDENTIALS = struct.Struct("3i")
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
 def open_socket() -> socket.socket:
-    """Return a fresh socket whose messages arrive whole, in order, or not at all (SOCK_SEQPACKET, unix(7))."""
+    """Return a new socket whose messages arrive whole, in order, or not at all (SOCK_SEQPACKET, unix(7))."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
@@ -53,7 +53,7 @@ class PacketSocket:
     async def shake_hands(self, handshake: Handshake) -> None:
         """Prove that both ends hold the secret, before anything else is read.
 
-        Raises ``AuthenticationError`` when the peer does not, ``OSError`` when the connection ends.
+        Raises ``AuthenticationError`` if the peer does not, ``OSError`` if the connection ends.
         """
         if handshake.opening:
             await self._send(handshake.opening, [])
@@ -70,7 +70,7 @@ class PacketSocket:
         await self._send(encode_message(message), descriptors)
 
     def send_now(self, message: Message) -> None:
-        """Send a small message if the connection takes it at once; a peer that is gone needs none."""
+        """Send a small message if the connection takes it at once; a peer that is gone does not need it."""
         try:
             self._socket.send(encode_message(message))
         except OSError:
@@ -79,7 +79,7 @@ class PacketSocket:
     async def receive(self) -> tuple[Message, list[int]]:
         """Return the next message and its descriptors, which belong to the caller.
 
-        Raises ``ConnectionResetError`` at the end of the connection, ``ProtocolError`` for what is no message.
+        Raises ``ConnectionResetError`` at the end of the connection, ``ProtocolError`` for an invalid message.
         """
         content, descriptors, is_whole = await self._receive()
         try:
@@ -119,7 +119,7 @@ class PacketSocket:
                 await wait_readable(self._socket)
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
-        """Return content, descriptors, and whether all of both came."""
+        """Return content, descriptors, and whether both are complete."""
         was_reset = False
         while True:
             try:
@@ -133,7 +133,7 @@ class PacketSocket:
             except ConnectionResetError:
                 if was_reset:
                     raise
-                was_reset = True  # the peer closed without reading all; what it had said before still waits here
+                was_reset = True  # the peer closed without reading all; its earlier messages still wait here
             else:
                 descriptors = array.array("i")
                 for _, _, part in ancillary:

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks of a host: the lowest leads it, the others bring segments and hear the verdict."""
+"""The rendezvous of the ranks of a host: the lowest leads it, the others bring segments and get the verdict."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 _log = logging.getLogger(__name__)
 
 Assemble = Callable[[Sequence[SegmentOffer], dict[int, list[int]]], None]
-"""Maps what all ranks brought, and takes the descriptors that it uses out of the mapping.
+"""Maps the contributions of all ranks, and removes the descriptors that it uses from the mapping.
 
-Raises ``OSError`` or ``AsyncparError`` that says why it cannot.
+Raises ``OSError`` or ``AsyncparError`` with the reason if it cannot.
 """
 
 
@@ -68,9 +68,9 @@ class RendezvousLeader:
         self._finished: asyncio.Future[ArenaVerdict] = asyncio.get_running_loop().create_future()
 
     async def convene(self, *, seconds: float) -> ArenaVerdict:
-        """Return the verdict, which all ranks that came were told, after ``seconds`` at most.
+        """Return the verdict, which was sent to all ranks that came, after ``seconds`` at most.
 
-        Raises ``OSError`` when the rendezvous place cannot be had.
+        Raises ``OSError`` if the rendezvous address is not available.
         """
         listener = open_socket()
         timer = asyncio.get_running_loop().call_later(seconds, self._feed, Expired())
@@ -134,7 +134,7 @@ class RendezvousLeader:
             self._begin(self._attend(stranger))
 
     async def _miss(self, rank: int) -> None:
-        """Notice that ``rank`` ended before it came; the connection of one that came tells of its end."""
+        """Detect that ``rank`` ended before it came; after that, its connection shows its end."""
         lookout = ReachabilityProbe(self._rendezvous.servers.get(rank, ""))
         while rank not in self._sockets:
             if await lookout.is_gone():
@@ -143,7 +143,7 @@ class RendezvousLeader:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _attend(self, packets: PacketSocket) -> None:
-        """Read the messages of a rank that connected, until the end."""
+        """Read the messages of a connected rank, until the end."""
         handshake = Handshake.listen(
             self._rendezvous.find_terms, secret=self._rendezvous.secret, nonce=os.urandom(NONCE_BYTES)
         )
@@ -167,7 +167,7 @@ class RendezvousLeader:
             self._feed(Gone(rank, describe(error)))
 
     def _take(self, rank: int, message: Message, descriptors: list[int]) -> SegmentOffer | Unable | Ready:
-        """Keep the descriptors of an offer; anything else has none."""
+        """Store the descriptors of an offer; other messages have none."""
         if (
             isinstance(message, SegmentOffer)
             and len(descriptors) == DESCRIPTORS_PER_RANK
@@ -181,7 +181,7 @@ class RendezvousLeader:
         return message
 
     async def _share(self, offers: tuple[SegmentOffer, ...]) -> None:
-        """Pass around what all ranks bring, then use it, too."""
+        """Distribute the contributions of all ranks, then map them, too."""
         leader = self._rendezvous.leader
         descriptors = {leader: self._own_descriptors, **self._descriptors}
         await asyncio.gather(*(_send_roster(packets, offers, descriptors) for packets in self._sockets.values()))
@@ -196,7 +196,7 @@ class RendezvousLeader:
 async def _send_roster(
     packets: PacketSocket, offers: Sequence[SegmentOffer], descriptors: dict[int, list[int]]
 ) -> None:
-    """Send the roster in as many parts as it takes; that a peer is gone is seen elsewhere."""
+    """Send the roster in as many parts as needed; a lost peer is detected elsewhere."""
     for start in range(0, len(offers), OFFERS_PER_MESSAGE):
         part = offers[start : start + OFFERS_PER_MESSAGE]
         try:
@@ -208,7 +208,7 @@ async def _send_roster(
 
 
 RETRY_SECONDS = 0.02
-"""Between two attempts to connect to a leader that is not there yet."""
+"""Seconds between two attempts to connect to a leader that is not there yet."""
 
 
 class RendezvousMember:
@@ -237,8 +237,8 @@ class RendezvousMember:
     async def attend(self, *, seconds: float) -> ArenaVerdict:
         """Return the verdict.
 
-        A leader that does not come within ``seconds``, goes away, or says nothing for twice that time is a verdict,
-        too.  Raises ``AuthenticationError`` and ``ProtocolError`` when it is not who it should be.
+        A leader that does not come within ``seconds``, goes away, or is silent for twice that time is a verdict, too.
+        Raises ``AuthenticationError`` and ``ProtocolError`` if it is not the right one.
         """
         leader = self._rendezvous.leader
         packets: PacketSocket | None = None
@@ -262,7 +262,7 @@ class RendezvousMember:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> PacketSocket:
-        """Connect to the leader as soon as it is there, and prove each other."""
+        """Connect to the leader as soon as it is there, and authenticate each other."""
         lookout = ReachabilityProbe(self._rendezvous.servers.get(self._rendezvous.leader, ""))
         while (sock := self._try_to_connect()) is None:
             if await lookout.is_gone():
@@ -281,7 +281,7 @@ class RendezvousMember:
         return packets
 
     def _try_to_connect(self) -> socket.socket | None:
-        """Return a socket to the leader, None if it is not there yet, or busy with others."""
+        """Return a socket connected to the leader, None if it is not there yet, or busy with others."""
         sock = open_socket()
         try:
             sock.connect(self._rendezvous.address)
@@ -314,7 +314,7 @@ class RendezvousMember:
             )
 
     async def _take(self, packets: PacketSocket, roster: Roster, descriptors: list[int]) -> None:
-        """Collect a part of the roster; once it is whole, map it and say how that went."""
+        """Collect a part of the roster; once it is complete, map it and report the result."""
         for place, offer in enumerate(roster.offers):
             theirs = descriptors[DESCRIPTORS_PER_RANK * place : DESCRIPTORS_PER_RANK * (place + 1)]
             if offer.rank == self._rank or offer.rank in self._descriptors:
@@ -354,9 +354,9 @@ class ReachabilityProbe:
         self._failures = 0
 
     async def is_gone(self) -> bool:
-        """Were two connections in a row refused?  Tries to connect if that is due.
+        """Return whether two connections in a row were refused; try to connect if that is due.
 
-        A rank that is stopped still listens, by its kernel.
+        A stopped rank still listens, by its kernel.
         """
         loop = asyncio.get_running_loop()
         if self._address and loop.time() >= self._due:
@@ -366,7 +366,7 @@ class ReachabilityProbe:
 
 
 async def _is_listening(address: str) -> bool:
-    """Return False if the connection is refused; other errors say nothing about the rank."""
+    """Return False if the connection is refused; other errors prove nothing about the rank."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):

@@ -18,7 +18,7 @@ Program = Generator[RoundWait, None, None]
 
 
 class Task(ABC):
-    """One operation in the queue of its channel.  All calls come on the loop and must not run other tasks."""
+    """One operation in the queue of its channel.  All methods are called on the loop and must not run other tasks."""
 
     __slots__ = ("has_entered", "is_dead", "is_wanted", "program", "sequence", "turn", "wait", "was_polled")
 
@@ -29,14 +29,14 @@ class Task(ABC):
         self.wait: RoundWait = _NOTHING
         self.has_entered = False
         self.is_wanted = False
-        """Is it awaited, or an operation that comes after it?"""
+        """Whether it, or an operation that comes after it, is awaited."""
         self.is_dead = False
-        """It has failed: its memory is not used any more, and its turn passes."""
+        """Whether it has failed: its memory is not used any more, and its turn passes."""
         self.was_polled = False
-        """Has its wait been polled for in vain, a moment ago?"""
+        """Whether its wait has just been polled for in vain."""
 
     def resume(self, turn: Turn, program: Program, wait: RoundWait) -> None:
-        """Go on with a turn that was entered already, at a wait that was polled for."""
+        """Continue with a turn that was entered already, at a wait that was polled for."""
         self.has_entered = self.was_polled = True
         self.turn, self.program, self.wait = turn, program, wait
 
@@ -46,7 +46,7 @@ class Task(ABC):
 
     @abstractmethod
     def completed(self) -> None:
-        """End the task: its program has ended well."""
+        """End the task: its program has ended normally."""
 
     @abstractmethod
     def crashed(self, error: BaseException) -> None:
@@ -54,11 +54,11 @@ class Task(ABC):
 
     @abstractmethod
     def mismatched(self, place: int) -> None:
-        """Note that the rank at ``place`` runs another operation.  The task waits until one of the two fails."""
+        """Record that the rank at ``place`` runs another operation.  The task waits until one of the two fails."""
 
     @abstractmethod
     def blocked(self, places: Sequence[int]) -> None:
-        """Note that the task waits for the ranks at ``places`` while the loop runs.  May make the task dead."""
+        """Record that the task waits for the ranks at ``places`` while the loop runs.  May make the task dead."""
 
 
 _NOTHING: Final[RoundWait] = ((), 0)
@@ -75,12 +75,12 @@ class RunQueue:
 
     @property
     def is_expecting(self) -> bool:
-        """May ``refill`` find something?  Not where turns are in the order of calls."""
+        """Whether ``refill`` may find something; not if turns are in the order of calls."""
         return False
 
     @property
     def is_worth_polling(self) -> bool:
-        """Is it good to poll for the next turn?  Not for a caller that has more operations to start meanwhile."""
+        """Whether polling for the next turn pays; not for a caller that has more operations to start meanwhile."""
         return False
 
     def called(self, task: Task) -> None:
@@ -95,23 +95,23 @@ class RunQueue:
                 break
 
     def died(self, task: Task) -> None:
-        """Take note that ``task`` is dead."""
+        """Record that ``task`` is dead."""
 
     def has_news(self) -> bool:
-        """Is it worth calling ``refill`` again?  Made for polling."""
+        """Return whether ``refill`` is worth calling again; fast enough for polling."""
         return False
 
     def refill(self) -> bool:
-        """Line up the tasks that have got their turn; True if there are any."""
+        """Queue the tasks that have got their turn; return whether there are any."""
         return False
 
     def close(self) -> None:
-        """Forget all tasks, which have failed, and the channel."""
+        """Drop all tasks, which have failed, and the channel."""
         self.channel = None
         self.tasks.clear()
 
     def absent(self, task: Task) -> Sequence[int]:  # noqa: ARG002
-        """Return the places of the ranks that keep ``task`` from getting a turn; none if it has one."""
+        """Return the places of the ranks that keep ``task`` from its turn; none if it has one."""
         return ()
 
 
@@ -127,9 +127,9 @@ class KeyedRunQueue(RunQueue):
         super().__init__()
         self.sequencer: Sequencer | None = None
         self._unplaced: dict[int, Task] = {}
-        """Tasks that were announced, or are about to be, and have no turn."""
+        """Tasks without a turn that were announced, or are about to be."""
         self._unsent: dict[int, None] = {}
-        """Entries that there was no room to announce, in order."""
+        """Entries for whose announcement there was no room, in order."""
         self._turn = 0
 
     def called(self, task: Task) -> None:
@@ -190,7 +190,7 @@ class KeyedRunQueue(RunQueue):
         )
 
     def _announce(self) -> bool:
-        """Announce as much as there is room for; False if that is nothing."""
+        """Announce as many entries as there is room for; return False if that is none."""
         sequencer = self.sequencer
         assert sequencer is not None
         entries = list(islice(self._unsent, sequencer.room))
@@ -202,7 +202,7 @@ class KeyedRunQueue(RunQueue):
         return True
 
     def _place(self, number: int) -> None:
-        """Put the operation that has the next turn in line."""
+        """Queue the operation that has the next turn."""
         self._turn += 1
         task = self._unplaced.pop(number, None) or _AbandonedTask(number)
         task.sequence = self._turn
@@ -210,7 +210,7 @@ class KeyedRunQueue(RunQueue):
 
 
 class _AbandonedTask(Task):
-    """Stands for an operation that this rank has given up."""
+    """A stand-in for an operation that this rank has given up."""
 
     __slots__ = ()
 

@@ -1,10 +1,10 @@
-"""One rank's shared memory, as its owner or as a peer sees it.
+"""One rank's shared memory, as seen by its owner or by a peer.
 
 Theory of operation.  A segment is an anonymous memory file (``memfd_create``): it has no name anywhere, so when the
 last process that has it open or mapped is gone, however it ended, the kernel frees it.  Nothing is left to clean up.
 
     offset   bytes
-    0        4096      the header: who this is, and a few words for others to read (all of one writer, the owner)
+    0        4096      the header: an identity, and a few words for others to read (all of one writer, the owner)
     4096     ...       the rest of the bounded part, for channels; its memory is there from the beginning
     control  ...       the heap: address space as large as this host's memory, whose pages are taken when a buffer is
                        allocated and given back when it is freed
@@ -37,19 +37,19 @@ from asyncpar.errors import ArenaFull, ProtocolError, UsageError
 from asyncpar.net.arena.limits import available_memory
 
 HEADER_BYTES = 4096
-"""Where, in a segment, the channels begin."""
+"""The offset in a segment at which the channels begin."""
 
 NONCE_BYTES = 32
 
 SLEEPING = 32
-"""Index of the header word that says: this rank sleeps, ring it (1) or do not (0)."""
+"""Index of the header word that states whether this rank sleeps and must be rung (1) or not (0)."""
 
 STATE = 48
-"""Index of the header word that says how the owner fares: ``ALIVE`` or ``LEFT``."""
+"""Index of the header word with the owner's state: ``ALIVE`` or ``LEFT``."""
 
 ALIVE = 0
 LEFT = 1
-"""The owner left in good order: what it has written is final."""
+"""The owner left in good order: all that it has written is final."""
 
 _MAGIC = b"apARENA\0"
 _LAYOUT = 1
@@ -63,7 +63,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class Segment:
-    """The shared memory of one rank.  Make it with ``create`` or ``open``.
+    """The shared memory of one rank.  Made by ``create`` or ``open``.
 
     ``control`` is the bounded part: writable for the owner, read-only for peers.
     """
@@ -87,9 +87,9 @@ class Segment:
         nonce: bytes,
         room: Callable[[], int] = available_memory,
     ) -> Segment:
-        """Make a segment of one's own, whose header shows ``nonce``.  Sizes are rounded up to whole pages.
+        """Create this rank's segment, whose header shows ``nonce``.  Sizes are rounded up to whole pages.
 
-        Raises ``ArenaFull`` when there is no memory for the bounded part, ``OSError`` when the system refuses.
+        Raises ``ArenaFull`` if there is no memory for the bounded part, ``OSError`` if the system refuses.
         """
         control_bytes, heap_bytes = round_to_pages(control_bytes), round_to_pages(heap_bytes)
         descriptor = os.memfd_create("asyncpar-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -106,9 +106,9 @@ class Segment:
 
     @classmethod
     def open(cls, descriptor: int, *, control_bytes: int, heap_bytes: int, nonce: bytes) -> Segment:
-        """Map a peer's segment, and take over ``descriptor`` (close it, too, when this fails).
+        """Map a peer's segment, and take ownership of ``descriptor`` (close it, too, if this fails).
 
-        Raises ``ProtocolError`` when it is not what its owner said, or could be pulled away; ``OSError`` when it cannot
+        Raises ``ProtocolError`` if it differs from its owner's description, or could shrink; ``OSError`` if it cannot
         be mapped.
         """
         try:
@@ -125,7 +125,7 @@ class Segment:
     def open_for_peers(self) -> int:
         """Return a new descriptor of this memory that can only be read and mapped for reading.
 
-        Raises ``OSError`` where /proc is not mounted.
+        Raises ``OSError`` if /proc is not mounted.
         """
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -143,7 +143,7 @@ class Segment:
     def heap_array(self, offset: int, count: int, dtype: DTypeLike) -> NDArray[Any]:
         """Return a view of ``count`` elements from byte ``offset`` of the heap, which is mapped at the first call.
 
-        Raises ``UsageError`` when that fails: a limit on address space (``ulimit -v``) does it.
+        Raises ``UsageError`` if that fails, as with a limit on address space (``ulimit -v``).
         """
         kind = np.dtype(dtype)
         _check_range("heap array", offset, count * kind.itemsize, self.heap_bytes)
@@ -167,23 +167,23 @@ class Segment:
         return self._heap
 
     def take_heap_memory(self, offset: int, size: int, *, room: Callable[[], int] = available_memory) -> None:
-        """Back ``size`` bytes of one's own heap with memory, and map it: a fault per page takes seven times as long.
+        """Back ``size`` bytes of this rank's heap with memory, and map it: a fault per page takes seven times as long.
 
-        Raises ``ArenaFull`` when there is none.
+        Raises ``ArenaFull`` if there is none.
         """
         take_memory(self._descriptor, self.control_bytes + offset, size, room=room)
-        with suppress(OSError):  # before Linux 5.14 the first touch has to do it
+        with suppress(OSError):  # before Linux 5.14 the first touch does it
             self.heap().madvise(_MADV_POPULATE_WRITE, offset, size)
 
     @property
     def mappings(self) -> list[mmap.mmap]:
-        """What is mapped for as long as there are views of it."""
+        """The mappings, which last as long as there are views of them."""
         parts = (self.control.obj, self._heap)
         return [part for part in parts if isinstance(part, mmap.mmap)]
 
     @property
     def has_left(self) -> bool:
-        """Has the owner left in good order?"""
+        """Whether the owner has left in good order."""
         return self._state[0] == LEFT
 
     def leave(self) -> None:
@@ -191,7 +191,7 @@ class Segment:
         self._state[0] = LEFT
 
     def close(self) -> None:
-        """Close the file.  Idempotent; memory stays mapped for as long as there are views of it, not of its own."""
+        """Close the file.  Idempotent; memory stays mapped as long as there are views of it, other than its own."""
         self._close_descriptor()
         self._heap = None
         self._state = memoryview(bytearray(self._state.cast("B"))).cast("Q")
@@ -213,9 +213,9 @@ def round_to_pages(size: int) -> int:
 
 
 def take_memory(descriptor: int, offset: int, size: int, *, room: Callable[[], int]) -> None:
-    """Allocate the pages of a part of a memory file now.  Raises ``ArenaFull`` when there are none.
+    """Allocate the pages of a part of a memory file now.  Raises ``ArenaFull`` if there are none.
 
-    The kernel rarely refuses: it would rather kill a process.  So what is available (``room``) is looked up first.
+    The kernel rarely refuses: it would rather kill a process.  So the available memory (``room``) is checked first.
     """
     available = room()
     if size > available:

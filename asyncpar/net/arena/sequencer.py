@@ -1,23 +1,23 @@
-"""Assign turns to operations that are matched by name, of which every rank has its own order.
+"""Assignment of turns to operations that are matched by name, which each rank calls in its own order.
 
-Theory of operation.  Each rank announces an operation when it is ready to run it, and takes that back when it gives the
-operation up.  A fixed sequencer, the rank at place 0, gives an operation the next turn as soon as *all* ranks have
-announced it; all run the turns one after another.  (This is a fixed-sequencer total order, as in Defago, Schiper and
-Urban, ACM Computing Surveys 36:4, 2004, of what all are ready for, as Horovod's coordinator does it: Sergeev and Del
-Balso, arXiv:1802.05799.)
+Theory of operation.  Each rank announces an operation when it is ready to run it, and withdraws the announcement when
+it gives the operation up.  A fixed sequencer, the rank at place 0, gives an operation the next turn as soon as *all*
+ranks have announced it; all run the turns one after another.  (This is a fixed-sequencer total order, as in Defago,
+Schiper and Urban, ACM Computing Surveys 36:4, 2004, of the operations that all are ready for, as Horovod's coordinator
+does it: Sergeev and Del Balso, arXiv:1802.05799.)
 
-No rank waits for ever, in any order of calls.  A rank that runs a turn waits for ranks that have announced the same
-operation, so they are ready for it, and they come to it unless they wait in an earlier turn.  The earliest turn that is
-not over has no earlier one: it goes on, or fails and is passed.  So all turns end, and an operation that all ranks are
-ready for gets one.  What only some are ready for has no turn and holds up nothing.
+No rank waits forever, in any order of calls.  A rank that runs a turn waits for ranks that have announced the same
+operation, so they are ready for it, and they reach it unless they wait in an earlier turn.  The earliest unfinished
+turn has no earlier one: it goes on, or fails and is passed.  So all turns end, and an operation that all ranks are
+ready for gets one.  An operation that only some are ready for has no turn and holds up nothing.
 
-What is given up: its number was announced, perhaps it has a turn by now, perhaps it gets one because the news cross.
-Then the rank that gave it up reads a turn for something it does not have, and passes it as abandoned; the others learn
-of the failure by message, as of every other.  Before that, taking it back makes the sequencer forget it.  So all memory
-is bounded by what is alive somewhere in the group, and by the rings.
+Operations that are given up: the number was announced; it may have a turn by now, or get one because the messages
+cross.  Then the rank that gave it up reads a turn for an operation that it does not have, and passes it as abandoned;
+the others learn of the failure by message, as of every other.  Before that, a withdrawal makes the sequencer forget it.
+So all memory is bounded by the live operations somewhere in the group, and by the rings.
 
-When a rank of the group is gone, nothing more gets a turn: the sequencer says so at the end of the order, or is gone
-itself.  A rank that has read the order to its end knows that an operation without a turn will get none.
+When a rank of the group is gone, nothing more gets a turn: the sequencer announces that at the end of the order, or is
+gone itself.  A rank that has read the order to its end knows that an operation without a turn will get none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Final
 from asyncpar.net.arena.order_log import ANNOUNCED, HEARD, ORDERED, SEQUENCER, TAKEN, OrderLog, RingReader, RingWriter
 
 NAMED: Final = 1 << 63
-"""Set in the numbers of all operations here; without it, a number in the announcements is taken back."""
+"""Set in the numbers of all operations here; a number without it in the announcements is withdrawn."""
 
 
 class Readiness:
@@ -47,7 +47,7 @@ class Readiness:
         return len(self._announced)
 
     def hear(self, place: int, entry: int) -> None:
-        """Take what the rank at ``place`` announces."""
+        """Process an announcement of the rank at ``place``."""
         number = entry | NAMED
         places = self._announced.pop(number, 0)
         places = places | 1 << place if entry & NAMED else places & ~(1 << place)
@@ -78,12 +78,12 @@ class Sequencer(ABC):
         return self._announcements.room
 
     def announce(self, entries: Sequence[int]) -> None:
-        """Tell the sequencer what this rank is ready for, and what it gives up (without ``NAMED``)."""
+        """Announce the operations that this rank is ready for, and those that it gives up (without ``NAMED``)."""
         self._announcements.append(entries)
 
     @abstractmethod
     def has_news(self) -> bool:
-        """Is it worth asking for ``turns``?  Made for polling."""
+        """Return whether ``turns`` is worth calling; fast enough for polling."""
 
     @abstractmethod
     def turns(self) -> list[int]:
@@ -92,23 +92,23 @@ class Sequencer(ABC):
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """Is there something to do for others?"""
+        """Whether there is work to do for others."""
 
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """Will nothing more get a turn?"""
+        """Whether nothing more will get a turn."""
 
     @abstractmethod
     def absent(self, number: int) -> list[int]:
-        """Return the places of the other ranks that keep an operation from getting its turn."""
+        """Return the places of the other ranks that keep an operation from its turn."""
 
     def _is_broken(self) -> bool:
         return bool(self._lost) and any(rank in self._lost for rank in self._log.ranks)
 
 
 class LeadingSequencer(Sequencer):
-    """That of the rank that gives turns."""
+    """The sequencer of the rank that assigns turns."""
 
     def __init__(self, log: OrderLog, lost: Collection[int]) -> None:
         own, members = [log.own(HEARD)], range(1, log.size)
@@ -155,7 +155,7 @@ class LeadingSequencer(Sequencer):
 
 
 class FollowingSequencer(Sequencer):
-    """That of any other rank."""
+    """The sequencer of any other rank."""
 
     def __init__(self, log: OrderLog, lost: Collection[int]) -> None:
         place = log.place
@@ -180,7 +180,7 @@ class FollowingSequencer(Sequencer):
         return self._order.has_ended or self._log.ranks[SEQUENCER] in self._lost
 
     def absent(self, number: int) -> list[int]:
-        """Answer as ``Sequencer.absent``, by the last announcements: who does not show it, then who took it back."""
+        """Return the ranks, from the last announcements: those without the operation, then those that withdrew it."""
         log = self._log
         shown = {place: log.announcements(place).tolist() for place in range(log.size) if place != log.place}
         silent = [place for place, entries in shown.items() if number not in entries]

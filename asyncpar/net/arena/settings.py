@@ -1,4 +1,4 @@
-"""Settings of the arena, and how they are read from the environment."""
+"""Settings of the arena, and their environment variables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _STRONGLY_ORDERED = ("x86_64", "amd64")
 class ArenaSettings:
     """Settings of the memory that the ranks of one host share.  ``bytes`` and ``polls`` must be equal on all of them.
 
-    ``bytes`` is how much each rank takes for its bounded part (0: there is no arena).  ``polls`` allows to watch
-    progress words in memory; otherwise progress counts when its doorbell message was read, which is correct on every
-    processor.  ``required`` makes it an error that there is no arena.  ``seconds`` bounds the wait for the other ranks.
+    ``bytes`` is the size of each rank's bounded part (0: there is no arena).  ``polls`` allows polling progress words
+    in memory; otherwise progress counts when its doorbell message was read, which is correct on every processor.
+    ``required`` makes the lack of an arena an error.  ``seconds`` bounds the wait for the other ranks.
     """
 
     bytes: int = DEFAULT_BYTES
@@ -58,7 +58,7 @@ class ArenaSettings:
 
     @property
     def is_off(self) -> bool:
-        """Is there to be no arena?"""
+        """Whether there is to be no arena."""
         return self.bytes == 0
 
     @property

@@ -17,7 +17,7 @@ LAST_HOLDER_SECONDS = 30.0
 QUIET_SECONDS = 1.0
 """Seconds without an answer after which nobody relies on an agent, which need not be lost."""
 PARKED_SECONDS = 2.1
-"""Seconds after an agent's last proof that a leader hears it until it is parked: before it can be declared lost."""
+"""Seconds without confirmation that a leader hears it, after which an agent parks: before it can be declared lost."""
 _REFUSED_SECONDS = 0.25
 """Seconds for which nobody accepts connections at an agent's address, after which it is declared lost."""
 _ELECTION_SECONDS = 1.0

@@ -13,7 +13,10 @@ LINEAGE_BITS = 31
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """``step`` steps are committed, and ``digest`` is that of the state and, through its parents, of its history."""
+    """The history of a state: ``step`` steps are committed, and ``digest`` is that of the state and its history.
+
+    The history enters the digest through the parents.
+    """
 
     step: int
     digest: bytes

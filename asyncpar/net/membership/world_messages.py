@@ -217,7 +217,10 @@ HostEvent = (
 
 
 class WorldAnnounced(msgspec.Struct, frozen=True, kw_only=True):
-    """The next world is decided: ``members`` in the order of their ranks.  Sent to every host; to newcomers' last."""
+    """The next world is decided: ``members`` in the order of their ranks.
+
+    It is sent to every host; a new host receives the last one.
+    """
 
     generation: int
     members: tuple[PlacedMember, ...]

@@ -548,9 +548,9 @@ class WorldService:
         return pb.EnterReply(refusal="the group could not decide on it", is_passing=True)
 
     def _take_known(self, sender: str, known: Entry) -> None:
-        """Learn what a former voter knows decided, if it is of this group: starts of agents are in no other one.
+        """Learn an entry that a former voter knows decided, if it is of this group: no agent's start is in two groups.
 
-        Raises ``ProtocolError`` for what cannot be read.
+        Raises ``ProtocolError`` for an entry that cannot be read.
         """
         decode_group(known.content)
         if self._node is not None and set(known.nodes) & set(self._node.decided.nodes):

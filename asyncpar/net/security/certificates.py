@@ -14,7 +14,7 @@ from asyncpar.net.security.identity import PeerIdentity, Role, parse_label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """The credentials by which one party proves itself and checks the others: PEM, and the files it came from."""
+    """The credentials by which one party authenticates itself and checks the others: PEM, and the source files."""
 
     identity: PeerIdentity
     authority: bytes
@@ -26,7 +26,7 @@ class Certificates:
 
 
 def list_roles(directory: Path) -> list[Role]:
-    """Return whose certificates are in ``directory``, in order.  Raises ``UsageError`` if it cannot be read."""
+    """Return the roles with certificates in ``directory``, in order.  Raises ``UsageError`` if it cannot be read."""
     try:
         names = os.listdir(directory)
     except OSError as error:
@@ -56,5 +56,5 @@ def host_directory(host: int) -> str:
 
 
 def role_of(name: str) -> Role | None:
-    """Return whose certificate is in the file called ``name``, None if it is no such file."""
+    """Return the role whose certificate is in the file called ``name``, None if it is no such file."""
     return parse_label(name.removesuffix(_CERTIFICATE_SUFFIX)) if name.endswith(_CERTIFICATE_SUFFIX) else None

@@ -30,7 +30,7 @@ class RoleKind(StrEnum):
 class Role:
     """A rank, the agent of a host, or the coordinator with its rendezvous (which has no number).
 
-    A rank or an agent without a number is any of them: certificates name one, who checks them may ask for any.
+    A rank or an agent without a number stands for any of them: a certificate names one, a check may accept any.
     """
 
     kind: RoleKind
@@ -40,7 +40,7 @@ class Role:
         assert self.number is None or self.kind is not RoleKind.COORDINATOR, f"there is no {self.kind} {self.number}"
 
     def includes(self, other: Role) -> bool:
-        """Is ``other`` this one, or one of those that this role stands for?"""
+        """Return whether ``other`` is this role, or one of those that it stands for."""
         return other.kind is self.kind and self.number in (None, other.number)
 
     @property
@@ -63,9 +63,9 @@ def rank_role(rank: int) -> Role:
 
 
 def certified_role(rank: int, certified: Sequence[int] | None) -> Role:
-    """Return the role in the certificate of ``rank`` in a world whose ranks have those with the numbers ``certified``.
+    """Return the role in the certificate of ``rank`` in a world whose ranks have those numbered ``certified``.
 
-    None: each has that of its own number.  A rank that is not in the world has a role that nobody's certificate names.
+    None: each has that of its own number.  For a rank outside the world it is a role that nobody's certificate names.
     """
     if certified is None:
         return rank_role(rank)
@@ -93,9 +93,9 @@ def parse_label(label: str) -> Role | None:
 
 
 def add_role(name: str, role: Role | None) -> str:
-    """Return ``name`` of an agent or of an elastic rank, with the role that its certificate shows (None: it has none).
+    """Return ``name`` of an agent or of an elastic rank, with the role in its certificate (None: it has none).
 
-    Each start has a new name; the role in it says which certificate to expect there.
+    Each start has a new name; the role in it states which certificate to expect there.
     """
     return name if role is None else f"{name}@{role.label}"
 
@@ -125,7 +125,7 @@ class PeerIdentity(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, uri: str) -> PeerIdentity | None:
-        """Return the identity with this ``uri``, None if it is none of ours."""
+        """Return the identity with this ``uri``, None if it is not one of ours."""
         match = _URI.fullmatch(uri)
         if match is None:
             return None
@@ -139,7 +139,7 @@ class PeerIdentity(msgspec.Struct, frozen=True):
 
 
 def check_job_name(name: str) -> str:
-    """Return ``name`` if it can stand in a certificate, that is, in a DNS name; raise ``UsageError`` if not."""
+    """Return ``name`` if it is valid in a certificate, that is, in a DNS name; raise ``UsageError`` if not."""
     if _JOB.fullmatch(name) is None:
         raise UsageError(
             f"--job: expected up to 63 lower-case letters, digits and dashes (none at the ends), got {name!r}"

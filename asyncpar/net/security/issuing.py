@@ -1,7 +1,7 @@
-"""Make the directory with all certificates of a job: whole or not at all, never over another one.
+"""Creation of the directory with all certificates of a job: atomic, and never over an existing one.
 
-Each host gets what its own parties need and nothing else, so a host that is broken into gives away its own ranks, not
-the others::
+Each host gets only the files that its own parties need, so a compromised host gives away its own ranks, not the
+others::
 
     DIR/host-0/ca.crt, secret, agent-0.*, coordinator.*, rank-0.*, rank-1.*
     DIR/host-1/ca.crt, secret, agent-1.*, rank-2.*, rank-3.*
@@ -40,7 +40,7 @@ from asyncpar.net.security.identity import (
 )
 
 CLOCK_SKEW = timedelta(minutes=10)
-"""How much the clocks of hosts may differ: certificates are valid that long before they are made."""
+"""Tolerated difference of the hosts' clocks: certificates become valid that long before they are made."""
 
 _USES = {
     RoleKind.RANK: (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
@@ -60,8 +60,8 @@ class KeyPair:
 class Authority:
     """Signs the certificates of one job, all valid until ``expires``.
 
-    Its private key lives in this object only and is written nowhere: once the object is gone, no one can make another
-    certificate that the job accepts.  Keys are ECDSA on P-256, which gRPC's TLS takes (it does not take Ed25519).
+    Its private key exists only in this object and is never written: once the object is gone, no one can make another
+    certificate that the job accepts.  Keys are ECDSA on P-256, which gRPC's TLS supports (it does not support Ed25519).
     """
 
     def __init__(self, job: str, *, now: datetime, days: int) -> None:
@@ -79,18 +79,18 @@ class Authority:
 
     @property
     def certificate(self) -> bytes:
-        """The certificate of the authority, against which all parties check each other's, in PEM."""
+        """The certificate of the authority, in PEM, against which all parties check each other's."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, identity: PeerIdentity) -> KeyPair:
-        """Return a new key and a certificate that it belongs to ``identity``."""
+        """Return a new key and the certificate for it of ``identity``."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(identity.role))])
         names: list[x509.GeneralName] = [
             x509.DNSName(identity.dns_name),
             x509.UniformResourceIdentifier(identity.uri),
         ]
-        if ANY_AGENT.includes(identity.role):  # who joins a group knows an address, and not yet which agent is there
+        if ANY_AGENT.includes(identity.role):  # a joining agent knows an address, but not yet which agent is there
             names.append(x509.DNSName(PeerIdentity(identity.job, ANY_AGENT).dns_name))
         certificate = (
             self._begin(name, key.public_key())
@@ -110,7 +110,7 @@ class Authority:
         )
 
     def _begin(self, name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        """Return what all certificates of the job have in common."""
+        """Return a builder with the common fields of the job's certificates."""
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             x509.CertificateBuilder()
@@ -145,7 +145,7 @@ MOST_RANKS = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateOrder:
-    """Settings of new certificates: of ``job``, for ``ranks_per_host`` ranks on each host, valid for ``days``."""
+    """Settings of new certificates: for ``job``, with ``ranks_per_host`` ranks on each host, valid for ``days``."""
 
     job: str
     ranks_per_host: tuple[int, ...]
@@ -163,9 +163,9 @@ class CertificateOrder:
 
 
 def share_ranks(ranks: int, hosts: str | None) -> tuple[int, ...]:
-    """Return how many of ``ranks`` each host runs; ``hosts`` is how many hosts (``2``) or their shares (``4,2``).
+    """Return the number of ranks on each host; ``hosts`` is the number of hosts (``2``) or their shares (``4,2``).
 
-    Raises ``UsageError`` when that does not come out even.
+    Raises ``UsageError`` if ``ranks`` do not divide evenly.
     """
     if ranks < 1:
         raise UsageError(f"--ranks: expected at least 1, got {ranks}")
@@ -183,10 +183,10 @@ def share_ranks(ranks: int, hosts: str | None) -> tuple[int, ...]:
 
 
 def issue_certificates(directory: Path, order: CertificateOrder, *, now: datetime) -> list[Path]:
-    """Make ``directory`` with the certificates of ``order`` and return the directory of each host.
+    """Create ``directory`` with the certificates of ``order`` and return the directory of each host.
 
-    Directories are for this user only (0700), and so are keys and the secret (0600).  Raises ``UsageError`` when
-    ``directory`` exists or cannot be made; then nothing is left behind.
+    Directories are for this user only (0700), and so are keys and the secret (0600).  Raises ``UsageError`` if
+    ``directory`` exists or cannot be created; then nothing is left behind.
     """
     if directory.is_symlink() or directory.exists():
         raise UsageError(f"{directory}: it exists, and certificates are never overwritten; name a new directory")
@@ -222,7 +222,7 @@ def _write_hosts(draft: Path, order: CertificateOrder, now: datetime) -> list[Pa
 
 
 def _roles(order: CertificateOrder) -> Iterator[list[Role]]:
-    """Yield who lives on each host."""
+    """Yield the roles on each host."""
     offset = 0
     for host, count in enumerate(order.ranks_per_host):
         ranks = [rank_role(rank) for rank in range(offset, offset + count)]

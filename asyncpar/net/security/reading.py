@@ -1,7 +1,7 @@
-"""Read certificates and check all that can be checked without asking anybody.
+"""Reading of certificates, with all checks that need no other party.
 
-What is wrong with a party's own certificate is found here, before the first connection: a failed TLS handshake looks to
-gRPC like a server that is not there.
+Faults of a party's own certificate are found here, before the first connection: a failed TLS handshake looks to gRPC
+like a server that is not there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _REMEDY = "make new ones with `asyncpar certs init`, for all hosts"
 
 
 def read_certificates(directory: str | Path, role: Role, *, now: datetime) -> Certificates:
-    """Return the certificates of ``role`` in ``directory``, which are good at ``now``.
+    """Return the certificates of ``role`` in ``directory``, which are valid at ``now``.
 
-    Raises ``UsageError`` that says what is missing, unreadable, open to others, expired, or does not belong together.
+    Raises ``UsageError`` that names files that are missing, unreadable, open to others, expired, or do not belong
+    together.
     """
     place = Path(directory)
     certificate_path, key_path = place / certificate_file(role), place / key_file(role)
@@ -55,7 +56,7 @@ def read_certificates(directory: str | Path, role: Role, *, now: datetime) -> Ce
 
 
 def check_agent(certificates: Certificates) -> None:
-    """Raise ``UsageError`` if the certificate of an agent is of the time when agents only called, and did not serve."""
+    """Raise ``UsageError`` if an agent's certificate dates from when agents only called, and did not serve."""
     certificate = x509.load_pem_x509_certificate(certificates.certificate)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if PeerIdentity(certificates.identity.job, ANY_AGENT).dns_name not in names.get_values_for_type(x509.DNSName):
@@ -71,7 +72,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def identity_of(certificate: x509.Certificate) -> PeerIdentity | None:
-    """Return whose ``certificate`` it is, None if it names no party of a job, or several."""
+    """Return the identity in ``certificate``, None if it names no party of a job, or several."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -8,7 +8,7 @@
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
 - the TLS handshake fails: an error that says why, at once (see ``tls_probe``);
 - a lane does not get through although gRPC does: the next best is used (see ``dialing``); if there is none, because one
-is pinned, the peer is notified at once, and both are lost to each other.
+  is pinned, the peer is notified at once, and both are lost to each other.
 """
 
 from __future__ import annotations

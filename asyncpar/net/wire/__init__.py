@@ -1,1 +1,1 @@
-"""Bytes to frames and back.  Pure: no event loop, no sockets, no clock."""
+"""Conversion between bytes and frames.  Pure: no event loop, no sockets, no clock."""

@@ -1,4 +1,4 @@
-"""Arrays in payloads: dtypes that may travel, descriptions of arrays, and views on received bytes.
+"""Arrays in payloads: sendable dtypes, descriptions of arrays, and views on received bytes.
 
 A description is, little endian: dtype code (1 byte), number of dimensions (1), offset of the first element (8), and the
 shape (8 each).
@@ -45,36 +45,36 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
 
 _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
 SCALARS: Final = frozenset(dtype.type for dtype in _CODES)
-"""The types of scalars of numpy that may travel."""
+"""The types of numpy scalars that can be sent."""
 _NAMED: Final = {dtype.name: dtype for dtype in _DTYPES.values()}
 
 
 def is_sendable(dtype: np.dtype[Any]) -> bool:
-    """May arrays of ``dtype`` travel?"""
+    """Return whether arrays of ``dtype`` can be sent."""
     return _code(dtype) is not None
 
 
 def find_dtype(name: str) -> np.dtype[Any] | None:
-    """Return the dtype called ``name`` (``float32``) in little endian, None unless arrays of it may travel."""
+    """Return the dtype called ``name`` (``float32``) in little endian, None unless arrays of it can be sent."""
     return _NAMED.get(name)
 
 
 def describe_array(array: AnyArray, offset: int, *, what: str) -> bytes:
     """Return the description of ``array`` at ``offset``.
 
-    Raises ``UsageError`` naming ``what`` for a dtype that cannot travel and for masked arrays.
+    Raises ``UsageError`` naming ``what`` for a dtype that cannot be sent and for masked arrays.
     """
     code = _code(array.dtype)
     if code is None:
         names = ", ".join(dtype.name for dtype in _CODES)
         raise UsageError(f"{what}: an array of dtype {array.dtype} cannot be sent; expected one of {names}")
-    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):  # numpy loads `ma` when it is named
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):  # numpy imports `ma` on first access
         raise UsageError(f"{what}: a masked array cannot be sent; send its data and its mask")
     return _DESCRIPTION.pack(code, array.ndim, offset) + struct.pack(f"<{array.ndim}Q", *array.shape)
 
 
 def lend_array(array: AnyArray) -> memoryview | None:
-    """Return the elements of ``array`` as they must travel, in its own memory; None where they lie otherwise."""
+    """Return the elements of ``array`` in wire format, in its own memory; None if they have another layout."""
     if not array.flags.c_contiguous or array.dtype not in _CODES:
         return None
     return np.asarray(array).reshape(-1).view(np.uint8).data
@@ -89,9 +89,10 @@ def write_array(array: AnyArray, memory: memoryview, offset: int) -> None:
 
 
 def view_array(description: Buffer, payload: Buffer, start: int) -> AnyArray:
-    """Return what ``description`` describes as a view on ``payload``, whose attachments begin at ``start``.
+    """Return the array of ``description`` as a view on ``payload``, whose attachments begin at ``start``.
 
-    Raises ``ProtocolError`` for anything that ``describe_array`` does not make and for what exceeds ``payload``.
+    Raises ``ProtocolError`` for anything that ``describe_array`` does not produce and for arrays that exceed
+    ``payload``.
     """
     if len(description) < _DESCRIPTION.size:
         raise ProtocolError(f"array: a description of {len(description)} bytes is too short")
@@ -113,7 +114,7 @@ def view_array(description: Buffer, payload: Buffer, start: int) -> AnyArray:
 
 
 def check_array(wanted: Any, value: object) -> AnyArray:
-    """Return ``value`` if it is an array with elements of the kind that the annotation ``NDArray[kind]`` names.
+    """Return ``value`` if it is an array with elements of the kind named by the annotation ``NDArray[kind]``.
 
     Raises ``TypeError`` if it is not.
     """

@@ -1,4 +1,4 @@
-"""Frames on a lane: the binary header, payloads, what receives them, parts on several connections, checksums.
+"""Frames on a lane: the binary header, payloads, their sinks, parts on several connections, checksums.
 
 Layout of the header, little endian, 40 bytes:
 
@@ -13,10 +13,10 @@ Layout of the header, little endian, 40 bytes:
     28      4     fingerprint of the operation (0: none)
     32      8     length of the payload in bytes
 
-The payload follows at once, from one place in memory or from several (``Segments``). ``(group, sequence, tag)`` is
+The payload follows immediately, from one place in memory or from several (``Segments``).  ``(group, sequence, tag)`` is
 the *key* by which a frame meets the receive posted for it.
 
-What a channel between two ranks carries for each frame, little endian:
+A channel between two ranks carries for each frame, little endian:
 
     header     40 bytes
     number     u32: how many frames went before on this channel, modulo 2**32
@@ -24,9 +24,10 @@ What a channel between two ranks carries for each frame, little endian:
     payload    as many bytes as the header says, or the part of them that this connection carries
     checksum   u64: XXH3 of that, only where payloads are checked and there are any bytes
 
-The first checksum starts from a seed that the two ends derive from their handshake, another one for each connection and
-direction; the second has the first as its seed.  So a frame is taken only in its place on its own connection, with its
-own payload: what is damaged, lost, swapped, repeated, or recorded elsewhere is found, at the latest by the next frame.
+The first checksum starts from a seed that the two ends derive from their handshake, a different one for each connection
+and direction; the second has the first as its seed.  So a frame is accepted only in its place on its own connection,
+with its own payload: a frame that is damaged, lost, swapped, repeated, or recorded elsewhere is detected, at the latest
+by the next one.
 
 Damage of a payload goes unnoticed with probability 2**-64, damage of a header with 2**-32, and never when at most 3
 bits of it changed, or all within 32 bits.
@@ -62,7 +63,7 @@ class FrameKind(enum.IntEnum):
     BULK = 2
     """A payload that the receiver granted."""
     REQUEST = 3
-    """The sender asks for a grant; the payload is the u64 length it wants to send."""
+    """The sender requests a grant; the payload is the u64 length it wants to send."""
     GRANT = 4
     """The receiver has memory posted for this key; the payload is the u64 length it expects."""
     CREDIT = 5
@@ -70,32 +71,36 @@ class FrameKind(enum.IntEnum):
     ABORT = 6
     """An operation ended in failure at the sender of this frame; the payload says why."""
     PROBE = 7
-    """The sender has waited for long and asks where the receiver is; the payload describes the sender's operation."""
+    """The sender has waited for long and asks for the receiver's status; the payload describes its operation."""
     STATUS = 8
     """The answer to a probe."""
     NOTICE = 9
-    """A rank is lost (sequence holds its number); passed on once by everyone."""
+    """A rank is lost (sequence holds its number); forwarded once by every rank."""
     GOODBYE = 10
     """The sender leaves in good order and sends nothing more."""
     STRIPED = 11
-    """A granted payload in parts, one on each connection of the link: the header, with the length of the whole, goes
-    over each of them, before its part (see ``parts_of``)."""
+    """A granted payload in parts, one on each connection of the link.
+
+    The header, with the length of the whole, goes over each of them, before its part (see ``parts_of``).
+    """
     CHUNK = 12
     """The next bytes of a granted message are in the sender's shared memory; the payload is the u64 offset."""
     FREED = 13
     """The receiver has read the chunk at that offset; the payload is the u64 offset."""
     VOID = 14
-    """In place of a frame that was taken back before it began; it has that frame's number (see ``integrity``)."""
+    """Replaces a frame that was withdrawn before it began; it has that frame's number (see ``integrity``)."""
     POSITION = 15
-    """How many bytes have come over the connection (in ``sequence``); see ``transport.positions``."""
+    """Number of bytes received over the connection (in ``sequence``); see ``transport.positions``."""
 
     REVOKE = 16
-    """The sender holds the group for revoked; the payload says who revoked it and why.  Passed on once by everyone."""
+    """The group is revoked; the payload says by whom and why.  Forwarded once by every rank."""
     AGREE = 17
     """A message of an agreement among the survivors of the group; the sequence is the number of the agreement."""
     CONTRIBUTORS = 18
-    """A message of the choice of ranks that contribute to an operation; the group is the number of a series of such
-    operations, the sequence that of the operation in it."""
+    """A message of the choice of ranks that contribute to an operation.
+
+    The group is the number of a series of such operations, the sequence that of the operation in it.
+    """
 
 
 class Key(NamedTuple):
@@ -156,8 +161,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_length: int, offs
 class Segments:
     """Views on bytes (contiguous, format ``B``), read one after the other as if they were one.
 
-    Behaves like a memoryview where lanes need it: length, slices, ``bytes``.  Nothing is copied but by ``bytes`` and
-    ``copy_into``.
+    Behaves like a memoryview where lanes need it: length, slices, ``bytes``.  Only ``bytes`` and ``copy_into`` copy.
     """
 
     __slots__ = ("_length", "views")
@@ -186,7 +190,7 @@ class Segments:
         return b"".join(self.views)
 
     def copy_into(self, memory: memoryview) -> None:
-        """Write all bytes into ``memory``, which has as many."""
+        """Write all bytes into ``memory``, which has the same length."""
         place = 0
         for view in self.views:
             memory[place : place + len(view)] = view
@@ -194,7 +198,7 @@ class Segments:
 
 
 Payload = memoryview | Segments
-"""What a frame carries: bytes in one place, or in several."""
+"""The content of a frame: bytes in one place, or in several."""
 
 
 def views_of(payload: Payload) -> tuple[memoryview, ...]:
@@ -203,7 +207,7 @@ def views_of(payload: Payload) -> tuple[memoryview, ...]:
 
 
 def write_payload(payload: Payload, memory: memoryview) -> None:
-    """Copy ``payload`` into ``memory``, which has as many bytes."""
+    """Copy ``payload`` into ``memory``, which has the same length."""
     if isinstance(payload, memoryview):
         memory[:] = payload
     else:
@@ -211,45 +215,45 @@ def write_payload(payload: Payload, memory: memoryview) -> None:
 
 
 class FrameSink(Protocol):
-    """Lends memory for payloads and is told when they are there.  Never awaits, never blocks."""
+    """Lends memory for payloads and is notified when they have arrived.  Never awaits, never blocks."""
 
     def lend(self, header: FrameHeader) -> memoryview | None:
-        """Return exactly ``header.length`` writable bytes where the payload must land, or None to drop it.
+        """Return exactly ``header.length`` writable bytes for the payload, or None to drop it.
 
         Called once per frame, before its payload.  Raises ``ProtocolError`` to end the connection.
         """
         ...
 
     def landed(self, header: FrameHeader) -> None:
-        """Complete the payload of the frame last lent for.  Not called for dropped payloads."""
+        """Complete the payload of the frame for which memory was last lent.  Not called for dropped payloads."""
         ...
 
 
 @runtime_checkable
 class WholeSink(Protocol):
-    """A sink that can take small frames whole, which is faster."""
+    """A sink that can also take small frames whole, which is faster."""
 
     def accept(self, header: FrameHeader, payload: memoryview) -> bool:
-        """Take a frame and copy its payload, which is valid during the call; False to get it by ``lend`` instead."""
+        """Accept a frame and copy its payload, which is valid during the call; return False to get it by ``lend``."""
         ...
 
 
 STRIPE_BYTES: Final = 128 * 1024
-"""Least size of a part: less does not pay.  Part of the protocol, and more than a reader ever reads ahead."""
+"""Least size of a part: smaller ones do not pay.  Part of the protocol, and more than a reader ever reads ahead."""
 
 
 def parts_of(length: int, connections: int) -> int:
-    """Return in how many parts a payload of ``length`` bytes travels, over as many of the first connections."""
+    """Return the number of parts of a payload of ``length`` bytes, sent over that many of the first connections."""
     return max(1, min(connections, length // STRIPE_BYTES))
 
 
 def stripe(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where part ``index`` of ``parts`` begins and ends: nearly equal parts, in order, of all bytes."""
+    """Return start and end of part ``index`` of ``parts``: nearly equal parts, in order, of all bytes."""
     return length * index // parts, length * (index + 1) // parts
 
 
 def share_of(header: FrameHeader, connections: int, index: int) -> int:
-    """Return how many bytes of the payload of ``header`` follow it on connection ``index``."""
+    """Return the number of payload bytes that follow ``header`` on connection ``index``."""
     if header.kind is not FrameKind.STRIPED:
         return header.length
     start, stop = stripe(header.length, parts_of(header.length, connections), index)
@@ -262,8 +266,8 @@ _LARGE: Final = 64 * 1024
 def allocate(length: int) -> memoryview:
     """Return new writable memory for ``length`` bytes; its content is undefined.
 
-    Large memory is numpy's, which asks the system for large pages and does not zero it: a bytearray of 64 MiB costs
-    37 ms, this one 1.5 ms.
+    Large memory comes from numpy, which asks the system for large pages and does not zero it: a bytearray of 64 MiB
+    costs 37 ms, this one 1.5 ms.
     """
     return memoryview(bytearray(length)) if length < _LARGE else np.empty(length, np.uint8).data
 
@@ -273,10 +277,10 @@ _U64 = struct.Struct("<Q")
 _SEAL = struct.Struct("<II")
 
 SEAL_BYTES: Final = _SEAL.size
-"""What number and checksum add to a header."""
+"""Bytes that number and checksum add to a header."""
 
 TAIL_BYTES: Final = _U64.size
-"""What the checksum of a payload adds to it."""
+"""Bytes that the checksum of a payload adds to it."""
 
 SEALED_BYTES: Final = HEADER_BYTES + SEAL_BYTES
 
@@ -285,33 +289,33 @@ _LARGEST: Final = 0xFFFF_FFFF
 
 
 class FrameDamaged(ProtocolError):  # noqa: N818
-    """The bytes that arrived are not those that were sent."""
+    """The bytes that arrived differ from those that were sent."""
 
 
 class PayloadChecksum:
-    """The checksum of one payload, which is taken piece by piece, at the speed of memory and without the GIL."""
+    """The checksum of one payload, computed piece by piece, at the speed of memory and without the GIL."""
 
     __slots__ = ("_hash", "covered")
 
     def __init__(self, seed: int) -> None:
         self._hash = xxh3_64(seed=seed)
         self.covered = 0
-        """How many bytes of what is left of the payload are in the checksum already."""
+        """Number of bytes of the rest of the payload that are already in the checksum."""
 
     def cover(self, payload: Payload, end: int) -> None:
-        """Continue with the bytes of ``payload`` up to ``end``, as far as they are not covered."""
+        """Add the bytes of ``payload`` up to ``end``, as far as they are not covered."""
         if end > self.covered:
             for view in views_of(payload[self.covered : end]):
                 self._hash.update(view)
             self.covered = end
 
     def tail(self) -> bytes:
-        """Return what follows the payload, all of which is covered."""
+        """Return the bytes that follow the payload, all of which is covered."""
         return _U64.pack(self._hash.intdigest())
 
 
 class FrameSealer:
-    """Number and seal the frames that go out, in the order in which they go."""
+    """Numbers and seals outgoing frames, in the order in which they are sent."""
 
     def __init__(self, seed: int = 0, *, checks_payloads: bool = False) -> None:
         self._seed = seed
@@ -325,11 +329,11 @@ class FrameSealer:
         return self._seal(head, number)
 
     def seal_instead(self, sealed: memoryview, head: bytes) -> bytes:
-        """Return ``head``, sealed with the number of the frame that was sealed as ``sealed`` and does not go out."""
+        """Return ``head``, sealed with the number of the frame that was sealed as ``sealed`` and is not sent."""
         return self._seal(head, _U32.unpack_from(sealed, HEADER_BYTES)[0])
 
     def begin_payload(self, sealed: bytes, length: int) -> PayloadChecksum | None:
-        """Return the checksum for the payload behind ``sealed``; None if it has none."""
+        """Return the checksum object for the payload behind ``sealed``; None if it has none."""
         if not self._checks_payloads or length == 0:
             return None
         return PayloadChecksum(_U32.unpack_from(sealed, _NUMBERED)[0])
@@ -340,7 +344,7 @@ class FrameSealer:
 
 
 class FrameVerifier:
-    """Check the frames that come in.  Raises ``FrameDamaged``."""
+    """Checks incoming frames.  Raises ``FrameDamaged``."""
 
     def __init__(self, seed: int = 0, *, checks_payloads: bool = False) -> None:
         self._seed = seed
@@ -358,20 +362,20 @@ class FrameVerifier:
         self.begin_payload(checksum)
 
     def begin_payload(self, seed: int) -> None:
-        """Begin the checksum of the payload behind the header that has the checksum ``seed``."""
+        """Start the checksum of the payload behind the header with the checksum ``seed``."""
         if self._checks_payloads:
             self._hash = xxh3_64(seed=seed)
 
     def next_frame(self) -> None:
-        """Count a frame, whose header was taken."""
+        """Count a frame whose header was accepted."""
         self._number = (self._number + 1) & _LARGEST
 
     def tail_bytes(self, length: int) -> int:
-        """Return how many bytes follow a payload of ``length`` bytes."""
+        """Return the number of bytes that follow a payload of ``length`` bytes."""
         return TAIL_BYTES if self._checks_payloads and length else 0
 
     def add(self, view: memoryview) -> None:
-        """Continue with bytes of the payload."""
+        """Add bytes of the payload to the checksum."""
         self._hash.update(view)
 
     def check_payload(self, data: memoryview, offset: int) -> None:

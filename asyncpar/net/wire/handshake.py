@@ -1,4 +1,4 @@
-"""Mutual proof that both ends of a fresh connection hold the job secret, before anything else is parsed.
+"""Mutual proof that both ends of a new connection hold the job secret, before anything else is parsed.
 
 A three-pass challenge and response with HMAC-SHA256, after SKID3 (Handbook of Applied Cryptography, 10.17; ISO/IEC
 9798-4).  Everything has a fixed size, 212 bytes in total:
@@ -8,8 +8,8 @@ A three-pass challenge and response with HMAC-SHA256, after SKID3 (Handbook of A
     PROOF      dialer to listener   MAC("dialer", terms, both nonces)
 
 The terms (job, generation, both ranks, the token that the two ranks agreed on for this link, and which of its
-connections this is) are part of every MAC, so a message fits no other connection.  Each pass has a label of its own, so
-a reflected message proves nothing; nonces and the token, which is good for one link, do the same for a replayed one.
+connections this is) are part of every MAC, so a message fits no other connection.  Each pass has its own label, so a
+reflected message proves nothing; nonces and the token, which is valid for one link, do the same for a replayed one.
 The HELLO carries a MAC too, so that a listener does not send a single byte to a peer without the secret.
 """
 
@@ -27,7 +27,7 @@ from asyncpar.errors import AuthenticationError
 
 MAGIC = b"apLK"
 WIRE_VERSION = 4
-"""Version of what travels between two ranks, the handshake and the frames behind it.  Changes of either raise it."""
+"""Version of the protocol between two ranks: the handshake and the frames after it.  Changes of either raise it."""
 
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
@@ -41,7 +41,7 @@ _CHALLENGE_BYTES = NONCE_BYTES + _MAC_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
-    """Terms that two ranks agreed on before they connect, and the number of this one of the link's ``connections``."""
+    """Terms that two ranks agreed on before connecting, and the number of this one of the link's ``connections``."""
 
     job: str
     generation: int
@@ -51,7 +51,7 @@ class LinkTerms:
     connection: int = 0
     connections: int = 1
     checks_payloads: bool = True
-    """Do payloads have checksums on lanes that leave the host in the clear?"""
+    """Whether payloads have checksums on lanes that leave the host unencrypted."""
 
     def __post_init__(self) -> None:
         assert len(self.token) == TOKEN_BYTES, f"a link token has {TOKEN_BYTES} bytes, got {len(self.token)}"
@@ -77,7 +77,7 @@ class LinkTerms:
 
 
 def seed_of(terms: LinkTerms, sender: int) -> int:
-    """Return what checksums of the frames that rank ``sender`` sends over this connection start from."""
+    """Return the seed of the checksums of the frames that rank ``sender`` sends over this connection."""
     return crc32(terms.encode() + struct.pack("<I", sender))
 
 
@@ -88,10 +88,10 @@ class _Awaited(enum.Enum):
 
 
 class Handshake:
-    """One side of the handshake; make it with ``dial`` or ``listen``.  Sans-I/O.
+    """One side of the handshake; made by ``dial`` or ``listen``.  Sans-I/O.
 
-    Send ``opening``, put received bytes where ``buffer`` says, and send what ``advance`` returns.  Never asks for a
-    byte beyond the handshake, so what follows belongs to frames.  ``AuthenticationError`` ends it: close, say nothing.
+    Send ``opening``, put received bytes into ``buffer``, and send the result of ``advance``.  Never requests a byte
+    beyond the handshake, so the bytes after it belong to frames.  ``AuthenticationError`` ends it: close silently.
     """
 
     def __init__(
@@ -114,31 +114,31 @@ class Handshake:
 
     @classmethod
     def dial(cls, terms: LinkTerms, *, secret: bytes, nonce: bytes) -> Handshake:
-        """Return the side that opened the connection.  ``nonce`` must be fresh and random."""
+        """Return the side that opened the connection.  ``nonce`` must be new and random."""
         return cls(secret=secret, nonce=nonce, terms=terms, find_terms=None)
 
     @classmethod
     def listen(cls, find_terms: Callable[[bytes], LinkTerms | None], *, secret: bytes, nonce: bytes) -> Handshake:
         """Return the side that accepted the connection.
 
-        ``find_terms`` is asked, with a token that is not proved yet, what was agreed under it (None: nothing).  Which
-        of the agreed connections it is, the dialer says.
+        ``find_terms`` returns the terms agreed on under a token that is not proved yet (None: there are none).  The
+        dialer states which of the agreed connections it is.
         """
         return cls(secret=secret, nonce=nonce, terms=None, find_terms=find_terms)
 
     @property
     def is_complete(self) -> bool:
-        """Have both sides proved themselves, as far as this side can tell?"""
+        """Whether both sides have authenticated themselves, as far as this side can tell."""
         return self._awaited is None
 
     @property
     def is_dialer(self) -> bool:
-        """Did this side open the connection?"""
+        """Whether this side opened the connection."""
         return self._find_terms is None
 
     @property
     def is_trusted(self) -> bool:
-        """Has the peer shown that it holds the secret?  (A listener may then be more patient.)"""
+        """Whether the peer has shown that it holds the secret.  (A listener may then be more patient.)"""
         return bool(self._peer_nonce)
 
     @property
@@ -156,11 +156,11 @@ class Handshake:
         return terms + self._nonce + self._mac(b"hello", terms, self._nonce)
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes must land: exactly what is missing of the message that is due."""
+        """Return the memory for the next bytes: exactly as many as are missing of the message that is due."""
         return memoryview(self._received)[self._count :]
 
     def advance(self, count: int) -> bytes:
-        """Take the first ``count`` bytes of ``buffer`` and return what must be sent now (often nothing)."""
+        """Process the first ``count`` bytes of ``buffer`` and return the bytes to send now (often none)."""
         self._count += count
         if self._awaited is _Awaited.HELLO:
             self._check_opening()
@@ -224,7 +224,7 @@ class Handshake:
         self._count = 0
 
     def _mac(self, label: bytes, *parts: bytes) -> bytes:
-        """Compute the MAC.  All parts have fixed sizes, so that joining them is unambiguous."""
+        """Compute the MAC.  All parts have fixed sizes, so joining them is unambiguous."""
         return hmac.digest(self._secret, b"asyncpar link " + label + b"\0" + b"".join(parts), "sha256")
 
     def _check(self, shown: bytes, expected: bytes) -> None:

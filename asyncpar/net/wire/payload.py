@@ -1,4 +1,4 @@
-"""Values to the bytes of one message and back: plain data in a msgpack envelope, arrays as raw bytes behind it.
+"""Conversion of values to the bytes of one message and back: plain data as msgpack, arrays as raw bytes behind it.
 
 Theory of operation.  A payload is, little endian:
 
@@ -9,13 +9,13 @@ Theory of operation.  A payload is, little endian:
     8             the envelope: one msgpack value
     ...           zeros up to the next multiple of 64, then the attachments
 
-An array stands in the envelope as an extension of type 1, its description (see ``array``).  The attachments hold the
-elements in C order, little endian, each array at a multiple of 64.  So an array is copied once on its way out, and on
-its way in it is a view on the memory that was received.  A value of a type that msgpack does not have is an extension
-of type 2 (see ``typed_values``).
+An array is represented in the envelope by an extension of type 1, its description (see ``array``).  The attachments
+hold the elements in C order, little endian, each array at a multiple of 64.  So an array is copied once when it is
+sent, and received as a view on the received memory.  A value of a type that msgpack does not have is an extension of
+type 2 (see ``typed_values``).
 
-Nothing that arrives is trusted: dtypes come from a closed table, every array must lie inside the attachments, and what
-is built from plain data stays within a constant factor of the bytes that came.  There is no pickle and no code.
+Nothing received is trusted: dtypes come from a closed table, every array must lie inside the attachments, and values
+built from plain data stay within a constant factor of the received bytes.  There is no pickle and no code.
 """
 
 from __future__ import annotations
@@ -68,37 +68,37 @@ FIRST_EXTENSION: Final = 16
 """Lowest code of the extension types that layers above may add; the highest is 127."""
 
 LEAST_LENT: Final = 32 * 1024
-"""Smaller arrays are copied even where they could be lent: that is cheaper than a piece of its own."""
+"""Smaller arrays are copied even if they could be lent: that is cheaper than a separate piece."""
 
 _HEADER = struct.Struct("<B3xI")
 _ARRAY_EXTENSION: Final = 1
 _TYPED_EXTENSION: Final = 2
 _EXTENSION_CODE_AT: Final = {0xC7: 2, 0xC8: 3, 0xC9: 5} | dict.fromkeys(range(0xD4, 0xD9), 1)
-"""First bytes of msgpack extensions, and where their codes stand."""
+"""First bytes of msgpack extensions, with the offsets of their codes."""
 _MAX_ENVELOPE: Final = 2**32 - 1
 
 
 class Extension(ABC):
-    """Values of one more kind, which a layer above teaches to payloads (references to actors, say)."""
+    """Values of an additional kind, which a layer above adds to payloads (references to actors, say)."""
 
     @abstractmethod
     def encode(self, value: object) -> Ext | None:
         """Return ``value`` as an extension with a code from ``FIRST_EXTENSION`` on; None if it is of another kind.
 
-        Raises ``UsageError`` for what is mistaken for such a value, saying what can be sent instead.
+        Raises ``UsageError`` for objects easily mistaken for such a value, naming what can be sent instead.
         """
 
     @abstractmethod
     def decode(self, code: int, content: memoryview) -> object:
-        """Return the value that ``encode`` made this of.  Raises ``ProtocolError`` for anything else."""
+        """Return the value from which ``encode`` made this.  Raises ``ProtocolError`` for anything else."""
 
     @abstractmethod
     def convert(self, wanted: Any, value: object) -> object:
-        """Return ``value`` as the annotation ``wanted`` asks for it.  Raises ``TypeError`` if it does not fit."""
+        """Return ``value`` in the form of the annotation ``wanted``.  Raises ``TypeError`` if it does not fit."""
 
 
 class UnwrittenPayload:
-    """A payload of which the arrays are still to be copied, from memory that must not change meanwhile."""
+    """A payload whose arrays are still to be copied, from memory that must not change meanwhile."""
 
     __slots__ = ("_arrays", "_front", "nbytes")
 
@@ -119,7 +119,7 @@ class UnwrittenPayload:
         return memory
 
     def write_into(self, memory: memoryview) -> None:
-        """Write the payload into ``memory``, which has as many bytes.  In any thread."""
+        """Write the payload into ``memory``, which has the same length.  In any thread."""
         front = self._front
         start, end = _align(len(front)), len(front)
         memory[:end] = front
@@ -131,9 +131,9 @@ class UnwrittenPayload:
 
 
 class PayloadEncoder:
-    """Builds one payload.  ``part`` encodes values that stand inside the envelope; ``finish`` makes the payload.
+    """Builds one payload.  ``part`` encodes values inside the envelope; ``finish`` makes the payload.
 
-    ``declares``: do receivers declare types?  Otherwise values that only they could make anew, such as members of
+    ``declares``: receivers declare types.  Otherwise values that only they could restore, such as members of
     enumerations, are refused.
     """
 
@@ -158,7 +158,7 @@ class PayloadEncoder:
             raise self._at_place(value, what, error) from error.__cause__
 
     def typed(self, value: object, *, what: str) -> Any:
-        """Return what stands for ``value`` in the envelope given to ``finish``, so that it arrives with its type.
+        """Return the representation of ``value`` in the envelope given to ``finish``, so that it arrives with its type.
 
         Raises ``UsageError`` like ``part``.
         """
@@ -175,7 +175,7 @@ class PayloadEncoder:
             raise self._at_place(value, what, _cannot_send(value, what, error)) from error
 
     def _at_place(self, value: object, what: str, error: UsageError) -> UsageError:
-        """Return ``error`` with the place in ``value`` of what cannot be sent."""
+        """Return ``error`` with the place in ``value`` of the part that cannot be sent."""
         if self._is_trial:
             return error
 
@@ -206,8 +206,8 @@ class PayloadEncoder:
     def finish_lent(self, envelope: object, *, what: str) -> Payload:
         """Return the payload like ``finish``, but with large arrays in their own memory instead of copies.
 
-        Such an array must not change until the payload has left, or was released.  What is small, or does not lie in
-        memory as it must travel, is copied all the same.
+        Such an array must not change until the payload has been sent or released.  Arrays that are small, or not in
+        wire format, are copied all the same.
         """
         front = self._front(envelope, what)
         return self._unwritten(front).write() if self._attached < LEAST_LENT else self._lent(front)
@@ -235,7 +235,7 @@ class PayloadEncoder:
         return Segments([*views, memoryview(own)])
 
     def _front(self, envelope: object, what: str) -> bytes:
-        """Return what stands before the attachments, after checking the size of it all."""
+        """Return the bytes before the attachments, after checking the total size."""
         encoded = self._encode(envelope, what)
         if len(encoded) > _MAX_ENVELOPE:
             raise UsageError(
@@ -257,7 +257,7 @@ class PayloadEncoder:
 
     def _wrap(self, code: int, content: Any) -> Ext:
         if code == FIELDS and self._declares:
-            return Ext(_TYPED_EXTENSION, b"")  # which is not used: it was only asked
+            return Ext(_TYPED_EXTENSION, b"")  # not used: this call is only a query
         if code in (DECLARED, FIELDS) and not self._declares:
             raise CannotKeep(
                 f"a value of type {content[0]} cannot be sent where no type is declared, it would become plain data; "
@@ -266,7 +266,7 @@ class PayloadEncoder:
         return Ext(_TYPED_EXTENSION, msgspec.msgpack.encode([code, content], enc_hook=self._lower))
 
     def _lower(self, value: object) -> object:
-        """Turn what msgpack does not know into what it knows."""
+        """Convert a value unknown to msgpack to one that it knows."""
         if isinstance(value, np.ndarray):
             return self._attach(value)
         if isinstance(value, np.generic) and value.dtype.kind != "c" and is_sendable(value.dtype):
@@ -300,11 +300,11 @@ class PayloadEncoder:
 class PayloadDecoder(Generic[T]):
     """Decodes payloads, or parts of them, to values of one type.  Make it once per type; not for several threads.
 
-    Arrays are views on the payload, writable if it is, and keep it alive.  Where the type is ``Any``, dataclasses and
-    structs come as dicts, and what needs a declared type (members of enumerations, named tuples, kinds of lists and
-    dicts of an application) is refused by name; with ``as_plain`` it comes as the plain value that it holds.
+    Arrays are views on the payload, writable if it is, and keep it alive.  With the type ``Any``, dataclasses and
+    structs become dicts, and values that need a declared type (members of enumerations, named tuples, an application's
+    kinds of lists and dicts) are refused by name; with ``as_plain`` they become the plain values that they hold.
 
-    Raises ``UsageError`` if the type is none that can be checked.
+    Raises ``UsageError`` if the type cannot be checked.
     """
 
     def __init__(
@@ -321,11 +321,11 @@ class PayloadDecoder(Generic[T]):
         self._is_sequence = (get_origin(type) or type) in (tuple, list, set, frozenset)
         self._declared = _as_plain if as_plain else _refuse_declared
         self._holds_any: bool | None = None
-        """Has ``type`` places for values of any type?  Looked for when it matters."""
+        """Whether ``type`` has places for values of any type; determined on demand."""
         self._typed_values = 0
-        """How many have been decoded."""
+        """Number of decoded values with a type."""
         self._keeps_scalars = not as_plain
-        """Do scalars of numpy come as such, and not as numbers?"""
+        """Whether numpy scalars stay scalars, rather than becoming numbers."""
         self._untyped = msgspec.msgpack.Decoder[Any](Any, ext_hook=self._lift)
         try:
             self._decoder = msgspec.msgpack.Decoder[Any](type, ext_hook=self._lift, dec_hook=self._convert)
@@ -335,8 +335,8 @@ class PayloadDecoder(Generic[T]):
     def decode(self, payload: Buffer, *, what: str) -> T:
         """Return the value in ``payload``.
 
-        Raises ``UsageError`` naming ``what`` if the value is not of the type, ``ProtocolError`` if the bytes are none
-        that an encoder makes.
+        Raises ``UsageError`` naming ``what`` if the value is not of the type, ``ProtocolError`` if the bytes could not
+        come from an encoder.
         """
         end = _HEADER.size + _envelope_length(payload)
         return self._run(memoryview(payload)[_HEADER.size : end], payload, what)
@@ -369,7 +369,7 @@ class PayloadDecoder(Generic[T]):
         return value
 
     def _decode_typed(self, encoded: memoryview | msgspec.Raw) -> Any:
-        """Decode by the type directly, or, where the types of values and of places differ in form, in two steps."""
+        """Decode by the type directly, or, if the types of values and places differ in form, in two steps."""
         failure: msgspec.ValidationError | None = None
         content = _typed_content(encoded)
         if content is None or self._is_sequence:
@@ -383,7 +383,7 @@ class PayloadDecoder(Generic[T]):
         except msgspec.ValidationError:
             if not self._keeps_scalars or self._typed_values == before:
                 raise
-        self._keeps_scalars = False  # a place that is declared as a number gets the number of a scalar
+        self._keeps_scalars = False  # a place declared as a number gets the number of a scalar
         try:
             return self._decode_in_steps(encoded, failure)
         finally:
@@ -407,7 +407,7 @@ class PayloadDecoder(Generic[T]):
         return value
 
     def _mark_declared(self, name: str, value: object) -> object:
-        """Return a plain value that will be converted; known again, if it may be at a place without a type."""
+        """Return a plain value that will be converted; marked, if it may be at a place without a type."""
         if self._holds_any is None:
             self._holds_any = has_any(self._type)
         return mark_declared(name, value) if self._holds_any else value
@@ -437,7 +437,7 @@ class PayloadDecoder(Generic[T]):
         if isinstance(kind, type):
             if issubclass(kind, np.ndarray):
                 return check_array(wanted, value)
-            is_sized = issubclass(kind, np.flexible)  # a number would say how much memory to make
+            is_sized = issubclass(kind, np.flexible)  # a number would set how much memory to allocate
             if issubclass(kind, np.generic) and not is_sized and isinstance(value, bool | int | float):
                 return _convert_number(kind, value)
         if self._extension is not None:
@@ -471,7 +471,7 @@ def decode_payload(buffer: Buffer, type: type[T], *, what: str = "payload") -> T
 @overload
 def decode_payload(buffer: Buffer, type: Any, *, what: str = "payload") -> Any: ...
 def decode_payload(buffer: Buffer, type: Any = Any, *, what: str = "payload") -> Any:  # noqa: A002
-    """Return the value that ``encode_payload`` put into ``buffer``; see ``PayloadDecoder`` for what comes back.
+    """Return the value that ``encode_payload`` put into ``buffer``; see ``PayloadDecoder`` for its form.
 
     Raises ``UsageError`` naming ``what`` if it is not of ``type``, and ``ProtocolError`` for hostile bytes.
     """
@@ -479,7 +479,7 @@ def decode_payload(buffer: Buffer, type: Any = Any, *, what: str = "payload") ->
 
 
 def _typed_content(encoded: memoryview | msgspec.Raw) -> memoryview | None:
-    """Return the content of a value that itself, not only in parts, is of a type that msgpack does not have."""
+    """Return the content of a value that is itself, not only in parts, of a type that msgpack does not have."""
     content = memoryview(encoded)
     at = _EXTENSION_CODE_AT.get(content[0]) if content else None
     if at is None or at >= len(content) or content[at] != _TYPED_EXTENSION:
@@ -499,7 +499,7 @@ def _as_plain(_name: str, value: object) -> object:
 
 
 def _convert_number(kind: Any, value: float) -> object:
-    """Return a number as the scalar ``kind``; one that is too large for a float is infinite there."""
+    """Return a number as the scalar ``kind``; one that is too large for a float becomes infinite."""
     try:
         with np.errstate(over="ignore"):
             return kind(value)
@@ -512,7 +512,7 @@ def _cannot_send(value: object, what: str, error: Exception) -> UsageError:
 
 
 def _say(error: Exception) -> str:
-    """Return what ``error`` says, even if it cannot say it."""
+    """Return the text of ``error``, even if making it fails."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 

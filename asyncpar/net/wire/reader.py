@@ -1,15 +1,16 @@
-"""Bytes to frames, without copying what is large.
+"""Conversion of bytes to frames, without copying large payloads.
 
-Theory of operation.  The reader says where the next bytes must land (``buffer``) and is told how many did
-(``advance``).  While headers and small payloads are expected that is a staging area, so that one read may bring many
-frames; small payloads are copied out of it.  Once the header of a large payload is known, what the sink lends for it is
-handed out directly, and the bytes land where they are wanted.  A payload that the sink drops runs through the staging
-area, which is all the memory that the reader ever owns.
+Theory of operation.  The reader provides the memory for the next bytes (``buffer``) and is notified how many arrived
+(``advance``).  While headers and small payloads are expected, that is a staging area, so that one read may bring many
+frames; small payloads are copied out of it.  Once the header of a large payload is known, the memory lent by the sink
+is handed out directly, and the bytes are read straight into it.  A payload that the sink drops passes through the
+staging area, which is all the memory that the reader ever owns.
 
-A sink that is not ready holds the reader (``hold``): then what has been read stays in the staging area until
+A sink that is not ready holds the reader (``hold``): then the bytes already read stay in the staging area until
 ``resume``, and reading from the channel must stop meanwhile.
 
-Checksums (see ``integrity``) are taken of what has just arrived, and a frame whose payload is damaged never lands.
+Checksums (see ``integrity``) are computed on the bytes that have just arrived, and a frame whose payload is damaged is
+never delivered.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ STAGING_BYTES = 64 * 1024
 """Size of the staging area."""
 
 DIRECT_BYTES = 8 * 1024
-"""When at least this much of a payload is missing, it is read straight into the sink's memory."""
+"""If at least this much of a payload is missing, it is read straight into the sink's memory."""
 
 _OF_THE_CONNECTION = frozenset({FrameKind.VOID, FrameKind.POSITION})
 
 
 class FrameReader:
-    """Cut a stream of bytes into frames for ``sink``.  Sans-I/O; not re-entrant.
+    """Cuts a stream of bytes into frames for ``sink``.  Sans-I/O; not re-entrant.
 
-    Whatever the bytes are, the only exception of its own is ``ProtocolError``; what the sink raises passes through.
+    Whatever the bytes are, the only exception of its own is ``ProtocolError``; exceptions of the sink pass through.
     After either, and after ``stop``, all further bytes are ignored.
 
-    ``accept`` is offered small frames that are there as a whole (see ``WholeSink``).
-    ``share`` says how many bytes of a payload come over this channel (default: all); ``ended`` is called behind every
-    frame, also a dropped one.  ``verifier`` checks frames that are sealed (default: they are not).
-    ``on_position`` is told what POSITION frames say.
+    ``accept`` is offered small frames that have arrived completely (see ``WholeSink``).  ``share`` returns the number
+    of payload bytes that come over this channel (default: all); ``ended`` is called after every frame, even a dropped
+    one.  ``verifier`` checks sealed frames (default: frames are not sealed).  ``on_position`` receives the values of
+    POSITION frames.
     """
 
     def __init__(
@@ -73,23 +74,23 @@ class FrameReader:
         self._target: memoryview | None = None
         self._missing = 0
         self._tail = 0
-        """How many bytes follow the payload of the frame that is arriving."""
+        """Number of bytes that follow the payload of the arriving frame."""
         self._is_direct = False
         self._is_stopped = False
         self.is_held = False
 
     @property
     def is_between_frames(self) -> bool:
-        """Has every frame that began also ended?  A stream that ends elsewhere was cut."""
+        """Whether every frame that began has also ended; a stream that ends elsewhere was cut."""
         return self._header is None and self._staged == 0
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the payload that is arriving which have not come; 0 between frames."""
+        """Bytes still missing from the arriving payload; 0 between frames."""
         return 0 if self._header is None else self._missing
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes must land; never empty.  Valid until ``advance`` or ``divert``."""
+        """Return the memory for the next bytes; never empty.  Valid until ``advance`` or ``divert``."""
         self._is_direct = self._target is not None and self._missing >= DIRECT_BYTES and not self._is_stopped
         if self._is_direct:
             assert self._target is not None
@@ -97,7 +98,7 @@ class FrameReader:
         return self._staging[self._staged :]
 
     def advance(self, count: int) -> None:
-        """Take the first ``count`` bytes of what ``buffer`` returned last."""
+        """Process the first ``count`` bytes of the last ``buffer``."""
         if self._is_stopped:
             return
         try:
@@ -111,9 +112,9 @@ class FrameReader:
             raise
 
     def feed(self, data: bytes | bytearray | memoryview) -> memoryview:
-        """Take ``data``, for channels that hand out bytes of their own.  Nothing of it is kept.
+        """Process ``data``, for channels that hand out bytes of their own.  No reference to it is kept.
 
-        Returns what is left of it, which is nothing unless the reader is held: give that again after ``resume``.
+        Returns the rest of it, which is empty unless the reader is held: pass that again after ``resume``.
         """
         view = memoryview(data)
         if self._is_stopped:
@@ -125,15 +126,15 @@ class FrameReader:
             raise
 
     def divert(self) -> None:
-        """Forget the memory lent for the frame that is arriving; its other bytes are dropped.  Else do nothing."""
+        """Stop writing to the memory lent for the arriving frame; drop its other bytes.  Otherwise do nothing."""
         self._target = None
 
     def hold(self) -> None:
-        """Take no further frame for now.  Inside ``lend``: nor this one, which will be lent for again."""
+        """Process no further frame for now.  Inside ``lend``: nor this one, for which ``lend`` will be called again."""
         self.is_held = True
 
     def resume(self) -> bool:
-        """Go on after ``hold``, first with what has been read already; False if that ended in being held again."""
+        """Resume after ``hold``, first with bytes already read; return False if that ended in being held again."""
         self.is_held = False
         end, self._staged = self._staged, 0
         if end and not self._is_stopped:
@@ -145,19 +146,19 @@ class FrameReader:
         return not self.is_held
 
     def stop(self) -> None:
-        """Deliver nothing more and forget all lent memory."""
+        """Deliver nothing more and drop all lent memory."""
         self._is_stopped = True
         self._target = None
 
     def check_end(self) -> None:
-        """Handle the end of the stream.  Raises ``ProtocolError`` if that cuts a frame."""
+        """Handle the end of the stream.  Raises ``ProtocolError`` if it cuts a frame."""
         if not self.is_between_frames and not self._is_stopped:
             raise ProtocolError("the stream ended in the middle of a frame")
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _landed_directly(self, count: int) -> None:
-        """Count ``count`` bytes of the payload that are where the sink wanted them."""
+        """Count ``count`` bytes of the payload that were read into the sink's memory."""
         if self._tail and self._verifier is not None and self._target is not None:
             start = len(self._target) - self._missing
             self._verifier.add(self._target[start : start + count])
@@ -188,15 +189,15 @@ class FrameReader:
         return rest
 
     def _parse_staged(self, end: int) -> None:
-        """Take the first ``end`` bytes of the staging area; what is left of them moves to its front."""
+        """Process the first ``end`` bytes of the staging area; move the rest of them to its front."""
         taken = self._parse(self._staging[:end])
         self._staged = end - taken
         self._staging[: self._staged] = bytes(self._staging[taken:end])
 
     def _parse(self, view: memoryview) -> int:
-        """Take as much of ``view`` as can be taken now: all but the beginning of a header or of a tail, unless held.
+        """Process as much of ``view`` as possible: all but the beginning of a header or of a tail, unless held.
 
-        Return how much that was.
+        Returns the number of bytes processed.
         """
         position, end = 0, len(view)
         while position < end and not self.is_held:
@@ -214,9 +215,9 @@ class FrameReader:
         return position
 
     def _parse_frame(self, view: memoryview, position: int) -> int:
-        """Take the header at ``position`` of ``view``, and the frame with it if it can be had whole.
+        """Process the header at ``position`` of ``view``, and the whole frame if it has arrived.
 
-        Return where to go on, which is ``position`` itself if the reader is held now.
+        Returns the position to continue at, which is ``position`` itself if the reader is held now.
         """
         header = self._decode(view, position)
         start = position + self._head_bytes
@@ -230,7 +231,7 @@ class FrameReader:
                 self._count_frame()
                 return stop + tail
             if tail:
-                self._decode(view, position)  # begins the checksum of the payload again
+                self._decode(view, position)  # restarts the checksum of the payload
         return start if self._begin_frame(header) else position
 
     def _decode(self, view: memoryview, position: int) -> FrameHeader:
@@ -244,7 +245,7 @@ class FrameReader:
             self._verifier.next_frame()
 
     def _begin_frame(self, header: FrameHeader) -> bool:
-        """Take a header; False if its frame must wait."""
+        """Process a header; return False if its frame must wait."""
         if header.length == 0 and header.kind in _OF_THE_CONNECTION:
             self._count_frame()
             if header.kind is FrameKind.POSITION and self._on_position is not None:
@@ -267,7 +268,7 @@ class FrameReader:
         return True
 
     def _take(self, view: memoryview, position: int) -> int:
-        """Move payload bytes out of ``view`` and return how many."""
+        """Move payload bytes out of ``view`` and return their number."""
         taken = min(self._missing, len(view) - position)
         if self._target is not None:
             start = len(self._target) - self._missing

@@ -1,9 +1,9 @@
-"""Values of types that msgpack does not have, such as tuples, sets and dates: how they travel and keep their types.
+"""Values of types that msgpack does not have, such as tuples, sets and dates: their encoding, which keeps types.
 
 In a payload such a value is a code for its type and a content, which is plain data or holds typed values again.  Types
-that an application defines (enumerations, named tuples, its own kinds of lists) have the code ``DECLARED``: their
-content is the name of the type and the plain value.  Nothing that arrives says which class to use, so only a receiver
-that declares a type can make such a value anew; all others refuse it by name.
+defined by an application (enumerations, named tuples, its own kinds of lists) have the code ``DECLARED``: their content
+is the name of the type and the plain value.  Received data never selects the class to use, so only a receiver that
+declares a type can restore such a value; all others refuse it by name.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from asyncpar.net.wire.array import SCALARS, find_dtype, type_name
 
 DECLARED: Final = 0
 FIELDS: Final = -1
-"""Not a code in payloads: asks whether a dataclass or struct, which has no mark there, may be sent."""
+"""Not a code in payloads: queries whether a dataclass or struct, which has no mark there, may be sent."""
 SCALAR: Final = 19
-"""The code of a scalar of numpy; it is apart, because places that are declared as numbers get its number."""
+"""The code of a numpy scalar; it is separate, because places declared as numbers get its number."""
 
 
 class CannotKeep(UsageError):  # noqa: N818
-    """A value cannot be sent without becoming another; the message begins with what it is."""
+    """A value cannot be sent without becoming another; the message begins with a description of it."""
 
 
 Wrap = Callable[[int, object], object]
-"""Returns what stands in a payload for a type's code and a content."""
+"""Returns the representation in a payload of a type's code and a content."""
 
 UNCHANGED: Final = frozenset({NoneType, bool, int, float, str, bytes, np.ndarray})
-"""Types whose values arrive as they are."""
+"""Types whose values arrive unchanged."""
 _CONTAINERS: Final = (list, dict, tuple, set, frozenset)
 _NESTING: Final = frozenset({list, dict})
 _UNCHANGED_OR_NESTING: Final = UNCHANGED | _NESTING
 _DEEPEST: Final = 32
 _MOST_LOOKED_AT: Final = 1 << 20
-"""Values with more parts are looked at part by part, so that lists that hold themselves end as they always do."""
+"""Values with more parts are examined part by part, so that lists that contain themselves end as they always do."""
 _KEYS: Final = frozenset({NoneType, bool, int, float, str, bytes})
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 
 
 def keep_types(value: object, wrap: Wrap) -> object:
-    """Return ``value`` with what ``wrap`` makes of each part that msgpack would turn into another type.
+    """Return ``value`` with each part that msgpack would turn into another type replaced by the result of ``wrap``.
 
-    Values that are neither plain data nor known here, such as arrays, stay.  Raises ``CannotKeep`` for those whose
+    Values that are neither plain data nor known here, such as arrays, stay.  Raises ``CannotKeep`` for values whose
     content would be lost in part.
     """
     kind = type(value)
@@ -67,7 +67,7 @@ def keep_types(value: object, wrap: Wrap) -> object:
 
 
 def _keep(value: object, wrap: Wrap) -> object:
-    """Do the same part by part."""
+    """Do the work of ``keep_types`` part by part."""
     kind = type(value)
     if kind in UNCHANGED:
         return value
@@ -94,7 +94,7 @@ def _keep(value: object, wrap: Wrap) -> object:
 
 
 def parts_of(value: object) -> Iterable[tuple[str, object]]:
-    """Return the parts of ``value``, each with what leads to it: ``[0]``, ``['key']`` or ``.field``."""
+    """Return the parts of ``value``, each with its accessor: ``[0]``, ``['key']`` or ``.field``."""
     if isinstance(value, dict):
         return [(f"[{key!r:.40}]", item) for key, item in value.items()]
     if isinstance(value, list | tuple):
@@ -107,9 +107,9 @@ def parts_of(value: object) -> Iterable[tuple[str, object]]:
 
 
 def find_place(value: object, refusal: Callable[[object], str]) -> tuple[str, str]:
-    """Return the way to the innermost part of ``value`` that is refused, such as ``['a'][1]``, and its refusal.
+    """Return the path to the innermost refused part of ``value``, such as ``['a'][1]``, and its refusal.
 
-    Empty for ``value`` itself, and for values that are too deep, such as those that hold themselves.
+    Empty for ``value`` itself, and for values that are too deep, such as those that contain themselves.
     """
     place = why = ""
     for _ in range(_DEEPEST):
@@ -122,9 +122,9 @@ def find_place(value: object, refusal: Callable[[object], str]) -> tuple[str, st
 
 
 def restore(code: int, content: Any) -> object:
-    """Return the value that ``keep_types`` made this of, except for those that are ``DECLARED``.
+    """Return the value from which ``keep_types`` made this, except for ``DECLARED`` ones.
 
-    Raises ``ProtocolError`` for anything that it does not make, and ``UsageError`` for a time zone not known here.
+    Raises ``ProtocolError`` for anything that it does not make, and ``UsageError`` for an unknown time zone.
     """
     make = _RESTORE.get(code)
     if make is None:
@@ -138,12 +138,12 @@ def restore(code: int, content: Any) -> object:
 
 
 def sequence_in(encoded: memoryview) -> memoryview | None:
-    """Return the list, encoded, of which the encoded value with a type is made; None if that is no such value."""
+    """Return the encoded list from which the encoded value with a type is made; None if it is no such value."""
     return encoded[2:] if bytes(encoded[:2]) in _SEQUENCES else None
 
 
 class Declared:
-    """Mixed into a plain value in place of one of the type ``declared_name``, which its receiver must declare."""
+    """A mixin for a plain value that stands for one of the type ``declared_name``, which its receiver must declare."""
 
     declared_name: str
 
@@ -165,7 +165,7 @@ def mark_declared(name: str, value: Any) -> Any:
 
 
 def find_declared(value: object) -> Declared | None:
-    """Return a ``Declared`` value inside of ``value``, None if there is none."""
+    """Return a ``Declared`` value inside ``value``, None if there is none."""
     if isinstance(value, Declared):
         return value
     inner: Iterable[object] = ()
@@ -181,7 +181,7 @@ def find_declared(value: object) -> Declared | None:
 
 
 def has_any(kind: Any) -> bool:
-    """May a value of the type ``kind`` hold values of any type?"""
+    """Return whether a value of the type ``kind`` may hold values of any type."""
     return _has_any(msgspec.inspect.type_info(kind), set())
 
 
@@ -203,9 +203,9 @@ def _has_any(info: Any, seen: set[Any]) -> bool:
 
 
 def _is_unchanged(value: Any) -> bool:
-    """Return whether ``value``, a list or dict, is plain data at all depths; False if it is too deep or large to look.
+    """Return whether ``value``, a list or dict, is plain data at all depths; False if it is too deep or large.
 
-    A whole level of nesting is looked at together, which takes a fraction of the time of a call per list and dict.
+    A whole level of nesting is examined at once, which takes a fraction of the time of a call per list and dict.
     """
     level = value if type(value) is list else [*value.values()]
     if level is not value and not _are_all(value, _KEYS):
@@ -256,7 +256,7 @@ def _keep_dict(value: Any, wrap: Wrap) -> object:
 
 
 def _keep_fields(value: Any, names: Iterable[str], wrap: Wrap) -> object:
-    """Return a dataclass or struct with such fields: itself, or a copy of which only the fields are good."""
+    """Return a dataclass or struct with such fields: itself, or a copy of which only the fields are valid."""
     fields = {name: getattr(value, name) for name in names}
     kept = {name: _keep(item, wrap) for name, item in fields.items()}
     if not any(map(operator.is_not, kept.values(), fields.values())):
@@ -357,7 +357,7 @@ def _lower_scalar(value: Any, wrap: Wrap) -> object:
 
 
 def restore_scalar(content: Any) -> Any:
-    """Return the scalar of numpy.  Raises ``ProtocolError`` for any other content."""
+    """Return the numpy scalar.  Raises ``ProtocolError`` for any other content."""
     if type(content) is list and len(content) == 2 and type(content[0]) is str and type(content[1]) is bytes:
         dtype = find_dtype(content[0])
         if dtype is not None and dtype.itemsize == len(content[1]):
@@ -398,11 +398,11 @@ _TYPES: Final[dict[type, tuple[int, Callable[[Any], object], Callable[[Any], obj
 """The closed table of types: code, to a content, from a content.  Part of the protocol: codes are never reused."""
 
 RESTORED: Final = frozenset(_TYPES)
-"""Types of values that are made anew by their codes."""
+"""Types of values that are restored by their codes."""
 _CODES: Final = {kind: code for kind, (code, _, _) in _TYPES.items()}
 _RESTORE: Final = {code: make for code, _, make in _TYPES.values()}
 _SEQUENCES: Final = frozenset(bytes([0x92, _CODES[kind]]) for kind in (tuple, set, frozenset))
-"""How those begin in msgpack: lists of two, of which the first is the code."""
+"""Their first bytes in msgpack: lists of two, of which the first is the code."""
 
 
 def _lower_known(code: int, lower: Callable[[Any], object]) -> Callable[[Any, Wrap], object]:

@@ -1,8 +1,8 @@
-"""Frames to bytes: what waits for the channel, oldest first, without copying payloads.
+"""Conversion of frames to bytes: a queue for the channel, oldest first, without copying payloads.
 
-The writer lends slices of headers and payloads (``segments``) and is told how much of them the channel took
-(``advance``).  A payload's owner may have it back at any time (``release``).  The checksum of a payload is taken as its
-bytes are lent, when the channel is about to read them anyway, and lent behind them.
+The writer lends slices of headers and payloads (``segments``) and is notified how much of them the channel took
+(``advance``).  A payload's owner may reclaim it at any time (``release``).  The checksum of a payload is computed as
+its bytes are lent, when the channel is about to read them anyway, and lent behind them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_SEGMENTS = 256
 
 
 class OutgoingFrame:
-    """One frame that waits, or is partly written."""
+    """One frame that is waiting or partly written."""
 
     __slots__ = (
         "checksum",
@@ -54,7 +54,7 @@ class OutgoingFrame:
         return len(self.head) + len(self.payload) + self.tail_left
 
     def lend(self, segments: list[memoryview], limit: int) -> int:
-        """Append the bytes that go next, ``limit`` of them at most; return what is left of the limit."""
+        """Append the next bytes to send, at most ``limit`` of them; return the rest of the limit."""
         limit = _lend(segments, self.head, limit)
         before = limit
         for view in views_of(self.payload):
@@ -67,7 +67,7 @@ class OutgoingFrame:
         return limit
 
     def take(self, count: int) -> int:
-        """Note that the channel took ``count`` bytes; return how many of them are of later frames."""
+        """Record that the channel took ``count`` bytes; return how many of them belong to later frames."""
         if count:
             self.has_begun = True
         of_head = min(count, len(self.head))
@@ -97,7 +97,7 @@ class FrameWriter:
         """Bytes pushed, neither taken by the channel nor dropped yet."""
 
     def __bool__(self) -> bool:
-        """Is anything waiting?"""
+        """Return whether anything is waiting."""
         return self.waiting_bytes > 0
 
     def push(
@@ -112,11 +112,11 @@ class FrameWriter:
     ) -> OutgoingFrame:
         """Queue a frame of which the channel has already taken ``taken`` bytes, but not all.
 
-        ``written`` is called when the channel has taken its last byte, unless it was released.  ``checksum`` goes
-        behind the payload.  ``void`` returns what goes out in place of a frame that is dropped (None: nothing).
+        ``written`` is called when the channel has taken its last byte, unless it was released.  ``checksum`` follows
+        the payload.  ``void`` returns the bytes to send in place of a frame that is dropped (None: nothing).
         """
         if not self.waiting_bytes:
-            self._frames.clear()  # of frames that were dropped
+            self._frames.clear()  # remnants of dropped frames
         if not isinstance(payload, Segments):
             payload = memoryview(payload)
         frame = OutgoingFrame(memoryview(head), payload, written, checksum, void)
@@ -128,7 +128,7 @@ class FrameWriter:
         return frame
 
     def segments(self, limit: int) -> list[memoryview]:
-        """Return the bytes that must go next, about ``limit`` of them at most; empty when nothing waits."""
+        """Return the next bytes to send, about ``limit`` of them at most; empty if nothing waits."""
         segments: list[memoryview] = []
         for frame in self._frames:
             limit = frame.lend(segments, limit)
@@ -137,7 +137,7 @@ class FrameWriter:
         return segments
 
     def advance(self, count: int) -> None:
-        """Note that the channel took ``count`` bytes of ``segments``."""
+        """Record that the channel took ``count`` bytes of ``segments``."""
         self.waiting_bytes -= count
         while self._frames:
             frame = self._frames[0]
@@ -150,9 +150,9 @@ class FrameWriter:
                 frame.written()
 
     def release(self, frame: OutgoingFrame) -> bool:
-        """Give back the payload's memory before this returns; True if the frame still goes out, whole.
+        """Release the payload's memory before this returns; return True if the frame is still sent, whole.
 
-        A frame that has begun goes on from a copy of its rest; one that has not is dropped.
+        A frame that has begun continues from a copy of its rest; one that has not is dropped.
         """
         frame.is_released = True
         if frame.is_dropped:
@@ -166,12 +166,12 @@ class FrameWriter:
         return True
 
     def keep(self, frame: OutgoingFrame) -> None:
-        """Give back the payload's memory before this returns; the frame goes out in any case, from a copy."""
+        """Release the payload's memory before this returns; the frame is sent in any case, from a copy."""
         frame.is_released = True
         frame.payload = memoryview(bytes(frame.payload))
 
     def clear(self) -> None:
-        """Drop everything and give all payloads back."""
+        """Drop everything and release all payloads."""
         for frame in self._frames:
             frame.drop()
         self._frames.clear()
@@ -187,7 +187,7 @@ class FrameWriter:
 
 
 def _lend(segments: list[memoryview], part: memoryview, limit: int) -> int:
-    """Append what ``limit`` and the room in ``segments`` allow of ``part``; return what is left of the limit."""
+    """Append as much of ``part`` as ``limit`` and the room in ``segments`` allow; return the rest of the limit."""
     if len(part) and limit > 0 and len(segments) < _MAX_SEGMENTS:
         segments.append(part[:limit])
         limit -= len(segments[-1])
