@@ -131,7 +131,7 @@ def check_bindable(bind: str, port: int, *, what: str = "") -> None:
 def _bind(address: str, port: int) -> int:
     """Bind a socket briefly, and return its port."""
     with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
-        if port:  # one that was in use a moment ago will do
+        if port:  # a port that was in use a moment ago is fine
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address, port))
         return int(probe.getsockname()[1])

@@ -47,12 +47,12 @@ def places(most: int, limit: int) -> int:
 
 
 def accepted_at_once(most: int, limit: int) -> int:
-    """Return how many connections may be accepted in one turn of the loop: they are there before any is closed."""
+    """Return the most connections to accept in one turn of the loop: all of them are open before any is closed."""
     return max(1, min(most, descriptor_reserve(limit) // 4))
 
 
 def is_reserved(descriptor: int) -> bool:
-    """Return whether a fresh ``descriptor`` is one of the last, which no connection of a stranger may keep."""
+    """Return whether a new ``descriptor`` is one of the last, which no connection of a stranger may keep."""
     limit = descriptor_limit()
     return descriptor >= limit - descriptor_reserve(limit)
 

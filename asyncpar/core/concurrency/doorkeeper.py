@@ -142,7 +142,7 @@ class _Visit(asyncio.Protocol):
         self.is_trusted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # what uvloop passes is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         if not self._keeper.admit(self, transport):
             self.abort()
             return

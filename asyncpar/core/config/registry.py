@@ -26,7 +26,7 @@ K = TypeVar("K", bound=Named)
 class Registry(Generic[K]):
     """The kinds of one thing by name, in the order of registration.
 
-    ``what`` is the name of the thing in errors.  ``reserved`` names have another meaning for users and cannot be taken.
+    ``what`` names the thing in errors.  ``reserved`` names have another meaning for users and cannot be taken.
     Registrations apply to this process only: all ranks that use a name must register it.
     """
 

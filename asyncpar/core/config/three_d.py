@@ -48,7 +48,7 @@ class LayersPerStage(tuple[int, ...]):
         is_given: bool = True,
         count: Callable[[], tuple[int, ...]] | None = None,
     ) -> Self:
-        """Return ``layers``, for which ``count`` is what a call returns."""
+        """Return ``layers``, which call ``count`` when they are called."""
         made = super().__new__(cls, layers)
         made.is_given, made._count = is_given, count
         return made

@@ -319,6 +319,6 @@ _BEAT = encode_record(BeatRecord())
 def _cut(value: object) -> str:
     """Return ``value`` as short text without line breaks; floats have four digits."""
     if isinstance(value, Real) and not isinstance(value, Integral):
-        with suppress(Exception):  # user code: a number that is none
+        with suppress(Exception):  # user code: a number that cannot be converted
             return f"{float(value):.4g}"
     return " ".join(text_of(value).split())[:_LONGEST_VALUE]

@@ -47,7 +47,7 @@ Raises ``OSError`` or ``AsyncparError`` with the reason if it cannot.
 
 
 class RendezvousLeader:
-    """Convenes ``rendezvous``, once.
+    """Leads ``rendezvous``, once.
 
     ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
     """
@@ -212,7 +212,7 @@ RETRY_SECONDS = 0.02
 
 
 class RendezvousMember:
-    """Attends ``rendezvous`` as ``rank``, once.
+    """Takes part in ``rendezvous`` as ``rank``, once.
 
     ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
     """

@@ -33,7 +33,7 @@ class Task(ABC):
         self.is_dead = False
         """Whether it has failed: its memory is not used any more, and its turn passes."""
         self.was_polled = False
-        """Whether its wait has just been polled for in vain."""
+        """Whether its wait has just been polled for without success."""
 
     def resume(self, turn: Turn, program: Program, wait: RoundWait) -> None:
         """Continue with a turn that was entered already, at a wait that was polled for."""

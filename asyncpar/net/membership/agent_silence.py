@@ -1,7 +1,7 @@
 """Silence of the agents of a group, and which of them their leader declares lost.  Pure.
 
 The committed state is in the memory of members.  So a host is declared lost after a short silence only while another
-one that holds the state is heard; the last holders are waited for, since a pause is not a death.
+one that holds the state is heard from; the last holders are waited for, since a pause is not a death.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from asyncpar.net.membership.group_state import GroupState
 SILENT_SECONDS = 2.5
 """Seconds without an answer after which the leader declares an agent lost."""
 LAST_HOLDER_SECONDS = 30.0
-"""The same if no other holder of the state is heard: then it is lost with this host."""
+"""The same if no other holder of the state is heard from: then it is lost with this host."""
 QUIET_SECONDS = 1.0
 """Seconds without an answer after which nobody relies on an agent, which need not be lost."""
 PARKED_SECONDS = 2.1
-"""Seconds without confirmation that a leader hears it, after which an agent parks: before it can be declared lost."""
+"""Seconds without confirmation that a leader hears from it after which an agent parks.
+
+It parks before it can be declared lost.
+"""
 _REFUSED_SECONDS = 0.25
 """Seconds for which nobody accepts connections at an agent's address, after which it is declared lost."""
 _ELECTION_SECONDS = 1.0
@@ -25,21 +28,21 @@ _ELECTION_SECONDS = 1.0
 
 
 class AgentSilence:
-    """The times at which each agent was last heard."""
+    """The times at which each agent was last heard from."""
 
     def __init__(self) -> None:
         self._answered: dict[str, float] = {}
         self._refused: dict[str, float] = {}
         self._speakers: set[str] = set()
         self._present: set[str] = set()
-        """Agents heard since this agent leads."""
+        """Agents heard from since this agent leads."""
 
     def has_heard(self, node: str) -> bool:
-        """Return whether ``node`` was ever heard."""
+        """Return whether ``node`` was ever heard from."""
         return node in self._speakers
 
     def heard(self, node: str, now: float) -> None:
-        """Record that ``node`` was heard."""
+        """Record that ``node`` was heard from."""
         self._answered[node] = now
         self._speakers.add(node)
         self._present.add(node)

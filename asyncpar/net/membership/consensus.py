@@ -10,7 +10,7 @@ An instance is single-decree Paxos (Lamport, "Paxos Made Simple", 2001), and the
 the next is that of "Reconfiguring a State Machine" (Lamport, Malkhi, Zhou, 2010) with one instance under way.  The
 election is its first phase: *terms* are the ballots.  The measures that keep elections quiet are taken from Raft
 (Ongaro, 2014, "Consensus: Bridging Theory and Practice"): heartbeats, the vote before the vote, and a leader that steps
-down when it hears no quorum.
+down when it hears from no quorum.
 
 Safety needs no clock.  It rests on the following: promises and acceptances are stored before they are answered; two
 quorums of the same voters have a voter in common; a leader proposes the entry that the highest term has accepted, if
@@ -59,9 +59,9 @@ from asyncpar.net.membership.consensus_messages import (
 class ElectionTimes:
     """Times of an election, in seconds.
 
-    A follower that hears no leader for ``election`` asks for votes; the n-th voter waits n times ``stagger`` longer.  A
-    leader that hears no quorum for ``lease`` steps down; that is less than ``election``, by more than clocks differ in
-    rate.
+    A follower that hears from no leader for ``election`` asks for votes; the n-th voter waits n times ``stagger``
+    longer.  A leader that hears from no quorum for ``lease`` steps down; that is less than ``election``, by more than
+    clocks differ in rate.
     """
 
     heartbeat: float = 0.1
@@ -135,7 +135,7 @@ class ConsensusNode:
 
     @property
     def contact(self) -> float:
-        """The time, by this node's clock, at which a leader with a quorum last heard this node, at the earliest.
+        """The time, by this node's clock, at which a leader with a quorum last heard from this node, at the earliest.
 
         No leader has declared it lost before that.
         """

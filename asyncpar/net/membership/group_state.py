@@ -46,8 +46,8 @@ def choose_voters(
 ) -> tuple[str, ...]:
     """Return the voters for the next change: the leader first, then previous voters, then others, up to five.
 
-    The others are only nodes that are ``heard``, if any is: one that was admitted and never began would be missing in
-    every quorum.
+    The others are only nodes that were ``heard`` from, if any was: one that was admitted and never began would be
+    missing in every quorum.
 
     Witnesses come last: of two voters the first goes on, and a job needs a host that has ranks.  One of them votes,
     however many hosts there are.

@@ -55,7 +55,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a member at the end of its world.
 
     ``prepared`` is the result of its step under way, if the member has voted for it.  ``suspects`` are the ranks of the
-    ended world that it believes lost, with the reason: hearsay, for agents that can observe processes.
+    ended world that it considers lost, with the reason: hearsay, for agents that can observe processes.
     """
 
     generation: int

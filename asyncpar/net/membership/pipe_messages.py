@@ -68,7 +68,7 @@ class LinksServed(PipeMessage, frozen=True):
 
 
 class LeaseWanted(PipeMessage, frozen=True):
-    """Request the time for which steps may be committed, after ``steps`` here; answered by ``LeaseGranted``."""
+    """Request a lease for committing steps; ``steps`` are committed here.  Answered by ``LeaseGranted``."""
 
     steps: int = -1
 

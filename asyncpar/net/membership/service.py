@@ -118,7 +118,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
     def _check(self, context: grpc.aio.ServicerContext[Any, Any], request: pb.JoinRequest) -> None:
         """Raise ``AuthenticationError`` unless the caller may act as the rank that it names.
 
-        The certificates of an older generation's ranks are no longer known: those ranks are told that it is over.
+        The certificates of an older generation's ranks are no longer known: those ranks are notified that it is over.
         """
         rank, certified = request.member.rank, self._certified
         if certified is None:

@@ -30,7 +30,7 @@ LEFT_WELL = "left"
 """The reason of the loss of a member that needs no more worlds."""
 
 QUARRELS = 2
-"""Number of successive worlds without progress in which two members do not hear each other until one is lost."""
+"""Successive worlds without progress in which two members are mutually unreachable until one is declared lost."""
 
 JOIN_PATIENCE = 5.0
 """Most seconds for which a world whose members are ready waits for newcomers, if they can be there by then."""
@@ -200,7 +200,7 @@ class WorldRules:
     are_more_coming: Callable[[], bool] = lambda: False
     """Whether further members fetch the state."""
     is_heard: Callable[[str], bool] = lambda _: True
-    """Whether the host of a member is heard."""
+    """Whether the host of a member is heard from."""
 
 
 class ElasticDirector:
@@ -346,7 +346,7 @@ class ElasticDirector:
         return staying or members
 
     def _evict_stopped(self, now: float) -> list[DirectorCommand]:
-        """Go on without stopped members while others that hold the state are heard.
+        """Go on without stopped members while others that hold the state are heard from.
 
         The last holders have as long as members that do not report: after that it is not a pause, and nothing may hang
         forever.
@@ -549,7 +549,7 @@ class ElasticDirector:
         return held == lineage
 
     def _odd_member(self, world: _Current, lineage: Lineage) -> tuple[str, str] | None:
-        """Return the member to evict if members cannot hear each other, and one that it does not hear.
+        """Return the member to evict if members are mutually unreachable, and one that it does not reach.
 
         That is the one in most of such pairs, or the one that joined last.  One world is not enough: a connection may
         break once.

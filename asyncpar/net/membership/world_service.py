@@ -320,7 +320,7 @@ class WorldService:
                     self._peers[leader].send(CommandsWanted())
 
     def _consider_parking(self, node: ConsensusNode) -> None:
-        """Park before others may go on without this host; resume when a leader hears it."""
+        """Park before others may go on without this host; resume when a leader hears from it."""
         is_parked = self._now() - node.contact > PARKED_SECONDS
         if is_parked != self._is_parked:
             self._is_parked = is_parked
@@ -334,7 +334,7 @@ class WorldService:
             self._machine = WorldMachine(self._state, now=self._awake())
             self._told.clear()
             self._silence.begin(self._peers, self._awake(), before=self._before)
-            self._direct(WorldTick(self._quiet()))  # first: facts are judged by which hosts are heard
+            self._direct(WorldTick(self._quiet()))  # first: facts are judged by which hosts are heard from
             waiting, self._waiting = self._waiting, []
             for told in waiting:
                 self._direct(told)
@@ -378,7 +378,7 @@ class WorldService:
                 self._direct(NodeGone(node, why))
 
     def _look_for_voters(self) -> None:
-        """Make admitted agents voters once they are heard."""
+        """Make admitted agents voters once they are heard from."""
         if self._node is None or not self._node.leads:
             return
         before = self._node.decided.voters

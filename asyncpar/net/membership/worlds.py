@@ -108,7 +108,7 @@ class StateDecided:
 
 @dataclass(frozen=True, slots=True)
 class WorldTick:
-    """Time has passed; ``quiet`` are the hosts that have been silent of late."""
+    """Time has passed; ``quiet`` are the hosts that have been silent recently."""
 
     quiet: frozenset[str] = frozenset()
 
@@ -234,7 +234,7 @@ class WorldMachine:
             self._placed = {member.name: member for member in world.members}
             hosts = {node.name for node in self._state.nodes}
             for member in [member for member in world.members if member.host not in hosts]:
-                self._lost(member.name, "was lost with its host (it has left, or was lost)", now)  # no more is heard
+                self._lost(member.name, "was lost with its host (it has left, or was lost)", now)  # no report follows
 
     def _make_director(self, size: int, generation: int) -> ElasticDirector:
         job = self._state.job

@@ -89,7 +89,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(seconds, self._expire)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # what uvloop passes is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         try:
             self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             self._socket.setblocking(False)
@@ -122,7 +122,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         return self._socket is not None and is_reserved(self._socket.fileno())
 
     def fail(self, error: Exception) -> None:
-        """End without a lane, unless there is one; the peer is not told why."""
+        """End without a lane, unless there is one; the peer does not learn why."""
         self._timer.cancel()
         if self.lane.done():
             return

@@ -240,7 +240,7 @@ class InprocFabric:
         self._places[links.rank] = _RankLinks(links, asyncio.get_running_loop())
 
     def leave(self, rank: int) -> None:
-        """Make ``rank`` unreachable: ranks that connect from now on are told that it is lost."""
+        """Make ``rank`` unreachable: ranks that connect from now on learn that it is lost."""
         self._places.pop(rank, None)
 
     def connect(self, links: Links, rank: int) -> None:

@@ -48,7 +48,7 @@ UNIX_SEND_BYTES = 4 * 1024 * 1024
 
 
 def lengthen_queue(server: asyncio.Server) -> None:
-    """Let ``BACKLOG`` connections wait at the sockets of ``server``; a loop accepts at most a backlog at once."""
+    """Let ``BACKLOG`` connections wait at the sockets of ``server``; its loop still accepts its own backlog at once."""
     for sock in server.sockets:
         with socket.socket(fileno=os.dup(sock.fileno())) as duplicate:
             duplicate.listen(BACKLOG)

@@ -167,7 +167,7 @@ class StripedLane(Lane):
         finally:
             self.abort(error)
 
-    # -- what the connections tell -----------------------------------------------------------------------------------
+    # -- events of the connections -----------------------------------------------------------------------------------
 
     def part_lent(self, index: int, header: FrameHeader) -> memoryview | None:
         """Return the memory for the share of a frame that begins on connection ``index``."""

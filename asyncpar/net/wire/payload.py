@@ -171,7 +171,7 @@ class PayloadEncoder:
             raise self._at_place(value, what, UsageError(f"{what}: {error}")) from None
         except UsageError as error:
             raise self._at_place(value, what, error) from error.__cause__
-        except Exception as error:  # also what user code raises that is asked for an attribute
+        except Exception as error:  # including errors of user code on attribute access
             raise self._at_place(value, what, _cannot_send(value, what, error)) from error
 
     def _at_place(self, value: object, what: str, error: UsageError) -> UsageError:
@@ -252,7 +252,7 @@ class PayloadEncoder:
             return msgspec.msgpack.encode(value, enc_hook=self._lower)
         except UsageError:
             raise
-        except Exception as error:  # also what user code raises that is asked for an attribute
+        except Exception as error:  # including errors of user code on attribute access
             raise _cannot_send(value, what, error) from error
 
     def _wrap(self, code: int, content: Any) -> Ext:
