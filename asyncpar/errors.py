@@ -138,7 +138,7 @@ class NodeClosed(PeerLost):
 
 
 class LinkDamaged(PeerLost):
-    """Bytes from ``rank`` arrived damaged, so the link is closed.  The operation they belonged to has no result.
+    """Bytes from ``rank`` did not arrive as sent, so the link is closed.  The operation they belonged to has no result.
 
     ``cause`` names both ranks with their hosts, the lane, and what was wrong.
     """
