@@ -64,7 +64,7 @@ class DoorbellWaiter:
         self._watched: int | None = None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait with the bell, at most ``timeout`` seconds, until ``awaited`` is done; return False if it is not available."""
+        """Wait with the bell for ``awaited``, ``timeout`` seconds at most; return False if the bell is unavailable."""
         try:
             try:
                 self._loop.try_visit(self._borrow)

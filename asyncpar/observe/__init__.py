@@ -1,4 +1,4 @@
-"""Seeing a job: what each rank did and waits for, read from its event ring and put together for all ranks."""
+"""Observation of a job: the work and waits of each rank, read from its event ring and combined for all ranks."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ __all__ = ["Event", "EventStream", "NodeObserver", "Progress", "RankSummary", "p
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("EventStream", "NodeObserver"):  # they need an event loop, which commands that explain files do not
+    if name in ("EventStream", "NodeObserver"):  # they need an event loop, unlike commands that explain files
         from asyncpar.observe import node_observer
 
         return getattr(node_observer, name)

@@ -1,6 +1,6 @@
-"""View of the actors of a rank: calls that wait, calls that are served, mailboxes, messages that were not handled.
+"""View of the actors of a rank: pending calls, calls being served, mailboxes, messages that were not handled.
 
-Read from the observer's thread, as all of ``rank_view``.
+Read from the observer's thread, like all of ``rank_view``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_REASON: Final = 160
 
 
 def view_actors(actors: ActorSystem, links: Links, events: Sequence[Event]) -> dict[str, Any]:
-    """Return the fields of a rank's summary that tell of its actors."""
+    """Return the fields of a rank's summary about its actors."""
     return {
         "asks": _asks(actors, links, events),
         "serving": _serving(actors),
@@ -39,7 +39,7 @@ def view_actors(actors: ActorSystem, links: Links, events: Sequence[Event]) -> d
 
 
 def _asks(actors: ActorSystem, links: Links, events: Sequence[Event]) -> tuple[AskSummary, ...]:
-    """Return the calls that wait for their answers, the oldest first."""
+    """Return the calls that wait for their answers, oldest first."""
     pending = [one for one in list(actors._caller._pending.values()) if not one.future.done()]
     recorder, observer = links.recorder, links.observer
     begun = {event.ticket: event.created for event in events if event.kind is EventKind.ASK}
@@ -61,7 +61,7 @@ def _asks(actors: ActorSystem, links: Links, events: Sequence[Event]) -> tuple[A
 
 
 def _origin(actors: ActorSystem, pending: PendingCall) -> dict[str, Any]:
-    """Return which actor calls, for whom, and whether it takes other messages meanwhile."""
+    """Return the calling actor, the call that it works for, and whether it takes other messages meanwhile."""
     origin = pending.origin
     if origin is None:
         return {}
@@ -89,7 +89,7 @@ def _mailboxes(actors: ActorSystem) -> tuple[MailboxSummary, ...]:
 
 
 def _letters(letters: DeadLetters) -> tuple[LetterSummary, ...]:
-    """Return the last letters, the newest first."""
+    """Return the latest letters, newest first."""
     return tuple(
         LetterSummary(
             sender=letter.sender,

@@ -1,4 +1,4 @@
-"""Alarms of a job from one summary: a rank that holds up the others and why, a slow link.  Pure."""
+"""Alarms of a job from one summary: a rank that holds up the others and the reason, a slow link.  Pure."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from asyncpar.observe.stragglers import (
 from asyncpar.observe.summary import HostSummary, JobSummary, RankSummary, spell_bytes
 
 LOOKS_BEFORE: Final = 3
-"""Looks in a row that have an alarm before it is said."""
+"""Number of consecutive inspections with an alarm before it is reported."""
 
 SECONDS_AFTER: Final = 15.0
 """Seconds without an alarm after which it is over."""
 
 SCARCE_SHARE: Final = 0.05
-"""Part of its memory that a host has left when it is short of it."""
+"""Share of its memory that a host has left when it is short of it."""
 
 FILLED_SHARE: Final = 0.75
 FILLED_SECONDS: Final = 30.0
-"""It is short of it also if so much is used, and the rest lasts no longer at the rate of the last seconds."""
+"""A host is also short of memory if ``FILLED_SHARE`` is used, and the rest lasts no longer at the recent rate."""
 
 _OVER: Final = {" is slow": "is slow no more", " is short of memory": "has memory again", " does not answer": ""}
-"""What follows the name of a thing in an alarm, and what is said when it is over.
+"""By the words after the name in an alarm, the words that report its end.
 
-That of an agent may end because its host is in the job no more: nothing is said then.
+The alarm of an agent may end because its host has left the job: its end is not reported.
 """
 
 _CAUSES = {cause.value: cause for cause in Cause}
 
 
 def find_alarms(job: JobSummary) -> tuple[str, ...]:
-    """Return a sentence for each thing that makes the job slow; empty if it is not, or too little is known."""
+    """Return a sentence for each cause that makes the job slow; empty if it is not slow, or too little is known."""
     told = [report.summary for report in job.ranks if report.summary is not None]
     found = [alarm for host in job.hosts if (alarm := _find_shortage(host))]
     straggler = find_straggler({summary.rank: _rounds(summary) for summary in told})
@@ -66,7 +66,7 @@ def find_alarms(job: JobSummary) -> tuple[str, ...]:
 
 
 def _find_shortage(host: HostSummary) -> str:
-    """Say that a host has nearly reached a limit of memory, where the kernel kills, and by whom most is held; or ""."""
+    """Report a host near a memory limit, where the kernel kills, and the rank that uses most; "" if there is none."""
     memory = host.memory
     if memory is None:
         return ""
@@ -82,7 +82,7 @@ def _find_shortage(host: HostSummary) -> str:
 
 
 def count_missing_rounds(job: JobSummary) -> int:
-    """Return how many more steps must be seen before a slow rank can be told; 0 if enough were, or there are none."""
+    """Return the number of steps still needed to detect a slow rank; 0 if there are enough, or none at all."""
     told = [report.summary for report in job.ranks if report.summary is not None]
     if len(told) < 2 or len(told) < len(job.ranks) or not any(summary.rounds for summary in told):
         return 0
@@ -90,16 +90,16 @@ def count_missing_rounds(job: JobSummary) -> int:
 
 
 class AlarmBoard:
-    """Decides when a launcher says an alarm: once, when it has stayed for a while, and once more when it is over."""
+    """Decides when a launcher reports an alarm: once, when it has lasted for a while, and once more when it is over."""
 
     def __init__(self) -> None:
         self._looks: dict[tuple[str, str], int] = {}
-        """By thing and trouble: in how many looks in a row it was."""
+        """By thing and trouble: the number of consecutive inspections with it."""
         self._said: dict[tuple[str, str], float] = {}
-        """By thing and trouble that was said: when that was seen last."""
+        """By reported thing and trouble: the time when it was last seen."""
 
     def look(self, alarms: Iterable[str], now: float) -> list[str]:
-        """Take the alarms of one look; return what is to be said now."""
+        """Add the alarms of one inspection; return the lines to report now."""
         current = {_split(alarm): alarm for alarm in alarms}
         self._looks = {what: self._looks.get(what, 0) + 1 for what in current}
         lines = []
@@ -117,7 +117,7 @@ class AlarmBoard:
 
 
 def _split(alarm: str) -> tuple[str, str]:
-    """Return the thing that ``alarm`` is about, and the words that follow it."""
+    """Return the subject of ``alarm``, and the words that follow it."""
     for mark in _OVER:
         name, found, _ = alarm.partition(mark)
         if found:

@@ -1,8 +1,8 @@
-"""Calls of actors that wait for each other, over all ranks of a job, as their summaries tell.  Pure.
+"""Calls of actors that wait for each other, across all ranks of a job, by their summaries.  Pure.
 
-A call waits for the call that its endpoint makes, on the actor's rank; one that waits in the mailbox of an actor waits
-for what that actor does instead.  Summaries of ranks are of moments up to a second apart, so a chain that is shown once
-may never have been whole; one that stays is.
+A call waits for the call that its endpoint makes, on the actor's rank; one in the mailbox of an actor waits for that
+actor's current work.  Summaries of ranks are from moments up to a second apart, so a chain that is shown once may never
+have existed as a whole; one that persists does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Place = tuple[int, int]
 
 
 class ChainStep(NamedTuple):
-    """A call that waits: what is called on which ``rank``, for how many seconds, and where the program calls it."""
+    """A pending call: what is called on which ``rank``, for how many seconds, and where the program calls it."""
 
     rank: int
     actor: str
@@ -33,11 +33,10 @@ class ChainStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskChain:
-    """Calls of which each waits for the next one.
+    """A chain of calls, each of which waits for the next one.
 
-    ``ranks`` make the first, in actors of the name ``caller`` ("": in their programs).
-    ``end`` says what the last actor does, "" if that is not known.  ``is_cycle``: the last call waits for an earlier
-    one.
+    ``ranks`` make the first, in actors of the name ``caller`` ("": in their programs).  ``end`` describes the last
+    actor's work, "" if it is not known.  ``is_cycle`` means that the last call waits for an earlier one.
     """
 
     ranks: tuple[int, ...]
@@ -70,7 +69,7 @@ def find_ask_chains(reports: Iterable[RankReport]) -> list[AskChain]:
 
 
 def _following(asks: Mapping[_Place, AskSummary], known: Mapping[int, RankReport]) -> dict[_Place, _Place]:
-    """Return for each call the one that it waits for, if it does."""
+    """Return, for each call, the one that it waits for, if any."""
     serving: dict[_Place, _Place] = {}
     holding: dict[tuple[int, str], _Place] = {}
     for place, ask in asks.items():
@@ -89,7 +88,7 @@ def _following(asks: Mapping[_Place, AskSummary], known: Mapping[int, RankReport
 
 
 def _may_run(place: _Place, report: RankReport | None) -> bool:
-    """May the endpoint of the call run now, on the rank of ``report``?"""
+    """Return whether the endpoint of the call may currently run, on the rank of ``report``."""
     running = () if report is None or report.summary is None else report.summary.serving
     return place in running or len(running) >= MOST_SERVED
 
@@ -137,7 +136,7 @@ def _step(ask: AskSummary) -> ChainStep:
 
 
 def _end(place: _Place, ask: AskSummary, report: RankReport | None) -> str:
-    """Return what the actor does that the last call waits for."""
+    """Describe the work of the actor for which the last call waits."""
     if report is None:
         return "is not known here"
     if find_trouble(report) or report.condition == "ended":

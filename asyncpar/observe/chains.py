@@ -1,7 +1,7 @@
-"""Stacks of several ranks put together: which task waits for which other, on whichever rank.  Pure.
+"""Combined stacks of several ranks: which task waits for which other, on whichever rank.  Pure.
 
-A task that asks an actor waits for the task that serves this call, on the actor's rank; a task in an operation waits
-for the ranks that the operation needs.
+A task that asks an actor waits for the task that serves the call, on the actor's rank; a task in an operation waits for
+the ranks that the operation needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncpar.observe.stack_views import FrameView, ProcessStacks, TaskView, Thr
 _MOST_STEPS: Final = 64
 
 Place = tuple[int, str]
-"""A rank and the name of a task of it."""
+"""A rank and the name of one of its tasks."""
 
 
 def chains_of(stacks: Mapping[int, ProcessStacks]) -> list[str]:
@@ -50,7 +50,7 @@ def _next(
 
 
 def _is_shown(task: TaskView, following: Sequence[Place]) -> bool:
-    """Tasks of libraries that only sleep are left out."""
+    """Return whether to show ``task``: tasks of libraries that only sleep are left out."""
     return bool(following) or task.user_frame is not None
 
 
@@ -112,7 +112,7 @@ def _step(place: Place, task: TaskView, stacks: Mapping[int, ProcessStacks]) -> 
 
 
 def show_stacks(stacks: Mapping[int, ProcessStacks], silent: Mapping[int, str], *, all_threads: bool = False) -> str:
-    """Return everything as text: chains, then tasks and threads of each rank; ``silent`` ranks with the reason."""
+    """Describe everything: chains, then tasks and threads of each rank; ``silent`` ranks with the reason."""
     lines = [f"rank {rank}: {why}" for rank, why in sorted(silent.items())]
     chains = chains_of(stacks)
     if chains:
@@ -134,7 +134,7 @@ def show_stacks(stacks: Mapping[int, ProcessStacks], silent: Mapping[int, str], 
 
 
 def _is_in_program(thread: ThreadView) -> bool:
-    """Is code of the program what runs, not the loop that it has started?"""
+    """Return whether the thread runs code of the program, not the loop that it has started."""
     for frame in reversed(thread.frames):
         if frame.is_user:
             return True
@@ -144,7 +144,7 @@ def _is_in_program(thread: ThreadView) -> bool:
 
 
 def _frames(frames: Sequence[FrameView], *, all_threads: bool) -> Iterable[str]:
-    """Yield the lines of a stack: frames of the program; the innermost one, if there are none."""
+    """Yield the lines of a stack: frames of the program, or the innermost one if there are none."""
     has_user = any(frame.is_user for frame in frames)
     for number, frame in enumerate(frames):
         if all_threads or frame.is_user or (not has_user and number == len(frames) - 1):

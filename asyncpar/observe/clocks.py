@@ -1,11 +1,11 @@
-"""Align the clocks of ranks by the operations that they have in common.  Pure.
+"""Alignment of the clocks of ranks by the operations that they have in common.  Pure.
 
 Theory of operation.  No rank ends a barrier before the last one has begun it, and no message arrives before it was
 sent.  Each such pair of times bounds the offset between two clocks from one side; the bounds of all operations in the
-rings leave an interval, whose width is the shortest round trip that was recorded.  The offset is its middle, and half
-its width the uncertainty; of three clocks and more, an offset is the middle of what those before it leave.  Any offsets
-within all bounds keep every effect behind its cause, so no arrow of a trace points backwards, whichever of them are the
-true ones.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of the day decides.
+rings leave an interval, whose width is the shortest recorded round trip.  The offset is its middle, and half its width
+the uncertainty; with three or more clocks, an offset is the middle of the interval left by earlier ones.  Any offsets
+within all bounds keep every effect after its cause, so no arrow of a trace points backwards, whichever of them are the
+true ones.  Ranks of one host have one clock.  Where two hosts have nothing in common, the time of day decides.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SYNCHRONIZING: Final = frozenset({"all_reduce", "all_reduce_many", "all_gather",
 """Operations that no rank ends before all have begun."""
 
 _UNKNOWN: Final = 1.0
-"""Seconds of uncertainty where only the time of the day is known."""
+"""Seconds of uncertainty if only the time of day is known."""
 
 
 class ClockOffset(NamedTuple):
-    """Seconds to add to the times of a rank to get those of the reference, and how far off that may be."""
+    """Seconds to add to the times of a rank to get those of the reference, and the uncertainty."""
 
     seconds: float
     uncertainty: float
@@ -42,9 +42,9 @@ class ClockAlignment:
     _most: list[list[float]]
 
     def uncertainty(self, source: int, sink: int) -> float:
-        """Return by how many seconds the way from a time of ``source`` to one of ``sink`` may be shorter than it seems.
+        """Return the seconds by which the interval from a time of ``source`` to one of ``sink`` may be overestimated.
 
-        0.0 if they have one clock.
+        It is 0.0 if they have one clock.
         """
         clock, another = self._clock_of[source], self._clock_of[sink]
         if clock == another:
@@ -59,7 +59,7 @@ class ClockAlignment:
 
 
 def align_clocks(images: Mapping[int, RankImage]) -> ClockAlignment:
-    """Return for each rank the offset of its clock from that of the lowest rank."""
+    """Return, for each rank, the offset of its clock from that of the lowest rank."""
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(images):
         ranks_of[images[rank].identity.clock_domain or f"of rank {rank}"].append(rank)
@@ -74,7 +74,7 @@ def align_clocks(images: Mapping[int, RankImage]) -> ClockAlignment:
 
 
 def _choose(clock: int, chosen: list[ClockOffset], most: list[list[float]], by_wall: float) -> ClockOffset:
-    """Return an offset of ``clock`` that agrees with those ``chosen`` for the clocks before it."""
+    """Return an offset of ``clock`` that is consistent with those ``chosen`` for the clocks before it."""
     if not chosen:
         return ClockOffset(0.0, 0.0)
     high = min(known.seconds + most[other][clock] for other, known in enumerate(chosen))
@@ -85,7 +85,7 @@ def _choose(clock: int, chosen: list[ClockOffset], most: list[list[float]], by_w
 
 
 def _bounds(images: Mapping[int, RankImage], clock_of: Mapping[int, int], clocks: int) -> list[list[float]]:
-    """Return by how much the offset of one clock (second index) may exceed that of another (first), at most."""
+    """Return the maximum by which the offset of one clock (second index) may exceed that of another (first)."""
     most = [[0.0 if one == other else math.inf for other in range(clocks)] for one in range(clocks)]
     for cause_rank, cause, effect_rank, effect in _causes(images):
         one, other = clock_of[effect_rank], clock_of[cause_rank]
@@ -109,12 +109,12 @@ def _causes(images: Mapping[int, RankImage]) -> Iterator[tuple[int, float, int, 
         for rank, event in place:
             for other_rank, other in place:
                 if rank != other_rank and other.ended is not None and _precedes(event, other):
-                    is_call = event.kind is EventKind.ASK  # which begins before its endpoint does
+                    is_call = event.kind is EventKind.ASK  # it begins before its endpoint does
                     yield rank, event.created, other_rank, other.created if is_call else other.ended
 
 
 def _precedes(cause: Event, effect: Event) -> bool:
-    """Must ``cause`` have begun before ``effect`` has ended?"""
+    """Return whether ``cause`` must have begun before ``effect`` has ended."""
     kinds = (cause.kind, effect.kind)
     if kinds == (EventKind.COLLECTIVE, EventKind.COLLECTIVE):
         return cause.name == effect.name and cause.name in SYNCHRONIZING

@@ -1,4 +1,4 @@
-"""Folders of dumps: the image of each rank, what is known of it besides, and the same for torch's analyzer."""
+"""Folders of dumps: the image of each rank, further facts about it, and the same for torch's analyzer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PREFIX: Final = "torch_rank_"
 
 
 class DumpFolder(NamedTuple):
-    """What was found in a folder; ``problems`` are files that could not be read, and ranks that have none."""
+    """Content of a folder; ``problems`` are files that could not be read, and ranks that have none."""
 
     images: dict[int, RankImage]
     facts: dict[int, RankFacts]
@@ -31,9 +31,9 @@ class DumpFolder(NamedTuple):
 def write_dumps(
     folder: Path, images: Mapping[int, bytes], facts: Mapping[int, RankFacts], *, for_torch: bool = False
 ) -> None:
-    """Write the images of ranks into ``folder``, which is made; only this user can read them.
+    """Write the images of ranks into ``folder``, which is created; only this user can read them.
 
-    ``for_torch``: also as torch's flight recorder does.
+    With ``for_torch``, also write dumps like those of torch's flight recorder.
     """
     make_private_folder(folder)
     for rank, image in images.items():
@@ -51,7 +51,7 @@ def write_torch_dumps(folder: Path, images: Mapping[int, RankImage]) -> None:
 
 
 def read_dumps(folder: Path) -> DumpFolder:
-    """Read what ``write_dumps`` wrote, as far as it is there.  Raises ``UsageError`` for a folder without an image."""
+    """Read the output of ``write_dumps``, as far as it exists.  Raises ``UsageError`` for a folder without an image."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder of dumps, which `asyncpar flight dump -o` writes")
     images: dict[int, RankImage] = {}
@@ -82,7 +82,7 @@ def _read_facts(file: Path, problems: list[str]) -> dict[int, RankFacts]:
 
 
 def explain_dumps(folder: Path) -> str:
-    """Return in words what holds up the job whose dumps are in ``folder``."""
+    """Describe what holds up the job whose dumps are in ``folder``."""
     return describe_findings(*read_dumps(folder))
 
 
@@ -92,9 +92,9 @@ def describe_findings(
     problems: Sequence[str] = (),
     known: Sequence[str] = (),
 ) -> str:
-    """Return in words what ``explain`` finds; ``problems`` are named behind it.
+    """Describe the findings of ``explain``; ``problems`` are listed after them.
 
-    Where it finds nothing, ``known`` counts: what the status of the job says.
+    If it finds nothing, ``known`` counts: the findings of the job's status.
     """
     findings = explain(images, facts)
     lines = [f"{', '.join(f'rank {rank}' for rank in one.culprits)}: {one.cause}\n  {one.text}" for one in findings]

@@ -1,8 +1,8 @@
-"""Histograms of how long collective operations took, from the records of a ring.  Pure.
+"""Histograms of the durations of collective operations, from the records of a ring.  Pure.
 
-A ring is looked at once a second.  Its records are read by columns, which takes a fraction of a millisecond, and each
-is counted once: a place of the ring has another lap in each event.  Of more than 4,096 events between two looks the
-first are not seen, so that a histogram may count fewer operations than there were.
+A ring is inspected once a second.  Its records are read by columns, which takes a fraction of a millisecond, and each
+is counted once: a place of the ring has another lap in each event.  If there are more than 4,096 events between two
+inspections, the first are missed, so a histogram may count fewer operations than there were.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS: Final = np.dtype(
         *(("site", "<u4"), ("closing", "<u4")),
     ]
 )
-"""``RECORD``, for numpy."""
+"""``RECORD`` as a numpy dtype."""
 
 assert _COLUMNS.itemsize == RECORD_BYTES
 
@@ -43,12 +43,12 @@ class OperationTimes:
         self._capacity = capacity
         places = np.arange(capacity, dtype=np.int64)
         self._counted: NDArray[np.uint32] = np.maximum(-(-(first - places) // capacity), 0).astype(np.uint32)
-        """By place: the lap of the last event there that is in the histograms, or is of a node before."""
+        """By place: the lap of the last event there that is in the histograms, or belongs to an earlier node."""
         self._names: Mapping[int, str] = {}
         self._found: dict[str, tuple[NDArray[np.int64], float]] = {}
 
     def look(self, image: bytes) -> tuple[DurationSummary, ...]:
-        """Add the operations that have completed since the last look; return the histograms by name."""
+        """Add the operations that have completed since the last inspection; return the histograms by name."""
         records = self._read(image)
         is_new = _is_over(records) & (records["lap"] != self._counted)
         self._counted[is_new] = records["lap"][is_new]
@@ -75,12 +75,12 @@ class OperationTimes:
 
 
 def _is_over(records: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records are whole, and of collective operations that are over."""
+    """Return a mask of the records that are whole, and of collective operations that are over."""
     is_whole = (records["lap"] != 0) & (records["lap"] == records["closing"])
     found: NDArray[np.bool_] = is_whole & (records["kind"] == EventKind.COLLECTIVE)
     return found & (records["state"] >= EventState.COMPLETED)
 
 
 def cumulate(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many operations are in each bucket and those before it."""
+    """Return cumulative counts: the operations in each bucket and those before it."""
     return tuple(accumulate(counts))

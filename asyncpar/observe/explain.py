@@ -1,11 +1,11 @@
-"""Explain a hang: which rank holds the job up, and why, from the images of all ranks.  Pure.
+"""Explanation of a hang, from the images of all ranks: the rank that holds the job up, and the reason.  Pure.
 
 Theory of operation.  Ranks that call different operations at one place of a group are found first: they explain
-everything after them.  Else each rank that waits points at the ranks that its operation, message or call needs and that
-have not done their part; from there the pointers are followed to a rank that waits for no other.  Why that one does
-nothing is known from what its agent sees (dead, stopped), from its ring (the loop is blocked) or from its stack (it
-sleeps).  Pointers that lead in a circle are a deadlock, of calls or of the order of operations; and where all ranks are
-in the operation, and one waits for a message that the other has sent, the link between them is at fault.
+everything after them.  Otherwise each rank that waits points at the ranks that its operation, message or call needs and
+that have not done their part; from there the pointers are followed to a rank that waits for no other.  The reason why
+that one does nothing comes from its agent (dead, stopped), from its ring (the loop is blocked) or from its stack (it
+sleeps).  Pointers that form a cycle are a deadlock, of calls or of the order of operations; and where all ranks are in
+the operation, and one waits for a message that the other has sent, the link between them is at fault.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.observe.image import Event, RankImage
 
 _NEARBY: Final = 16
-"""How many operations away another rank's operation is looked for that was called in another order."""
+"""Distance, in operations, of the search for another rank's operation that was called in another order."""
 
 _MESSAGES: Final = (EventKind.SEND, EventKind.RECEIVE)
 _WAITS: Final = (EventKind.COLLECTIVE, *_MESSAGES, EventKind.ASK)
 
 
 class HangCause(StrEnum):
-    """Why a rank holds the others up."""
+    """Reason why a rank holds the others up."""
 
     ABSENT = "absent"
     OTHER_OPERATION = "other operation"
@@ -47,11 +47,11 @@ class HangCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What is known of a rank from outside of its ring.
+    """Facts about a rank from outside of its ring.
 
     ``condition`` is ``well``, ``stopped``, ``hung`` (no Python code runs), ``busy`` (but it computes),
-    ``uninterruptible`` (in the kernel) or ``ended``, ``detail`` says how; ``doing`` is what its program does, in the
-    words of the job's status (``sleeps at train.py:57``), as far as that is known.
+    ``uninterruptible`` (in the kernel) or ``ended``, with ``detail``; ``doing`` describes its program, in the words of
+    the job's status (``sleeps at train.py:57``), as far as it is known.
     """
 
     condition: str = "well"
@@ -61,7 +61,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangFinding:
-    """The ``culprits`` hold up the ranks ``waiting``, because of ``cause``; ``text`` says it in words."""
+    """The ``culprits`` hold up the ranks ``waiting``, because of ``cause``; ``text`` describes it."""
 
     cause: HangCause
     culprits: tuple[int, ...]
@@ -71,7 +71,7 @@ class HangFinding:
 
 
 class _RankWait(NamedTuple):
-    """What a rank waits in, and for whom; ``is_in_it``: these ranks are in the same operation."""
+    """The event in which a rank waits, and the awaited ranks; ``is_in_it``: these are in the same operation."""
 
     event: Event
     ranks: tuple[int, ...]
@@ -105,7 +105,7 @@ class _Evidence:
         return next(names, f"{group:#x}")
 
     def is_past(self, rank: int, event: Event) -> bool:
-        """Has ``rank`` called the operation of ``event``, or a later one of the group?"""
+        """Return whether ``rank`` has called the operation of ``event``, or a later one of the group."""
         image = self.images.get(rank)
         if image is None:
             return False
@@ -116,9 +116,9 @@ class _Evidence:
 
 
 def explain(images: Mapping[int, RankImage], facts: Mapping[int, RankFacts] | None = None) -> list[HangFinding]:
-    """Return what holds the job up, the most likely first; nothing for a job that goes on.
+    """Return the causes of the hold-up, most likely first; none for a job that makes progress.
 
-    ``images`` are by rank; a rank that is missing is taken for dead.
+    ``images`` are by rank; a missing rank is assumed dead.
     """
     evidence = _Evidence(images, facts or {})
     found = _mismatches(evidence)
@@ -175,7 +175,7 @@ def _difference(odd: Event, normal: Event) -> HangCause:
 
 
 def _is_swapped(one: RankImage, other: RankImage, odd: Event, normal: Event) -> bool:
-    """Has each rank the operation of the other, too, at another place nearby?"""
+    """Return whether each rank has the operation of the other, too, at another place nearby."""
     return _has_nearby(one, odd, normal.fingerprint) and _has_nearby(other, normal, odd.fingerprint)
 
 
@@ -188,7 +188,7 @@ def _has_nearby(image: RankImage, event: Event, fingerprint: int) -> bool:
     )
 
 
-# -- who waits for whom ---------------------------------------------------------------------------------------------
+# -- chains of waits ------------------------------------------------------------------------------------------------
 
 
 def _chains(evidence: _Evidence) -> list[HangFinding]:
@@ -202,7 +202,7 @@ def _chains(evidence: _Evidence) -> list[HangFinding]:
 
 
 def _is_root(evidence: _Evidence, rank: int) -> bool:
-    """Does ``rank`` do nothing, whatever it waits for?"""
+    """Return whether ``rank`` does nothing, whatever it waits for."""
     image = evidence.images.get(rank)
     return evidence.condition(rank) != "well" or image is None or _blocked(image) is not None
 
@@ -212,7 +212,7 @@ def _blocked(image: RankImage) -> Event | None:
 
 
 def _wait_of(evidence: _Evidence, rank: int) -> _RankWait | None:
-    """Return what ``rank`` waits in that cannot go on: the oldest such event."""
+    """Return the wait of ``rank`` that cannot go on: the oldest such event."""
     if _is_root(evidence, rank):
         return None
     for event in evidence.images[rank].pending:
@@ -236,7 +236,7 @@ def _needs(evidence: _Evidence, rank: int, event: Event) -> _RankWait:
 
 
 def _is_handled(evidence: _Evidence, rank: int, event: Event) -> bool:
-    """Does an endpoint of ``rank`` run for the call?  Then it is what that endpoint waits for that counts."""
+    """Return whether an endpoint of ``rank`` runs for the call, so that the endpoint's own wait counts."""
     return any(
         known.kind is EventKind.HANDLE and (known.group, known.sequence) == (event.group, event.sequence)
         for known in evidence.images[rank].pending
@@ -244,7 +244,7 @@ def _is_handled(evidence: _Evidence, rank: int, event: Event) -> bool:
 
 
 def _has_met(evidence: _Evidence, event: Event, peer: int) -> bool:
-    """Has ``peer`` done its part of a message: sent it, or posted the receive of it?"""
+    """Return whether ``peer`` has done its part of a message: sent it, or posted its receive."""
     image = evidence.images.get(peer)
     if image is None:
         return False
@@ -264,7 +264,7 @@ def _past(evidence: _Evidence, event: Event) -> Iterable[Event]:
 
 
 def _follow(evidence: _Evidence, waits: Mapping[int, _RankWait], rank: int) -> tuple[int, ...]:
-    """Return the rank at the end of the waits that begin at ``rank``, or the ranks of the circle that they end in."""
+    """Return the rank at the end of the waits that begin at ``rank``, or the ranks of the cycle in which they end."""
     path: list[int] = []
     while rank not in path:
         path.append(rank)
@@ -272,7 +272,7 @@ def _follow(evidence: _Evidence, waits: Mapping[int, _RankWait], rank: int) -> t
             return (rank,)
         wait = waits[rank]
         if wait.is_in_it and wait.ranks[0] not in waits:
-            return (rank, wait.ranks[0])  # that one has done its part
+            return (rank, wait.ranks[0])  # the other one has done its part
         roots = [peer for peer in wait.ranks if _is_root(evidence, peer)]
         rank = (roots or [peer for peer in wait.ranks if peer not in waits] or list(wait.ranks))[0]
     circle = path[path.index(rank) :]
@@ -299,7 +299,7 @@ def _is_receive(wait: _RankWait) -> bool:
 
 
 def _fewest(waits: Mapping[int, _RankWait]) -> tuple[int, ...]:
-    """Return the ranks that wait in the operation in which fewest do; none if several are alike in that."""
+    """Return the ranks that wait in the operation with the fewest waiting ranks; none if there is a tie."""
     ranks: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, wait in waits.items():
         ranks[wait.event.group, wait.event.sequence].append(rank)
@@ -355,7 +355,7 @@ def _whereabouts(image: RankImage | None) -> str:
     return "has called nothing so far" if last is None else f"has called nothing since {last.label}{_at(last)}"
 
 
-# -- words ----------------------------------------------------------------------------------------------------------
+# -- descriptions ---------------------------------------------------------------------------------------------------
 
 
 def _call(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""Durations of events of each kind lately: operations by algorithm and size, spans by name.  Pure."""
+"""Recent durations of events of each kind: operations by algorithm and size, spans by name.  Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Key = tuple[str, str, str, int, int]
 """Kind, name, algorithm, size, and ranks of a collective."""
 
 Predict = Callable[[str, int, str], float]
-"""Returns the seconds of an operation of all ranks over so many bytes, by an algorithm; raises ``UsageError``."""
+"""Returns the seconds of an operation of all ranks, given its bytes and algorithm; raises ``UsageError``."""
 
 
 def figures_of(
     events: Iterable[Event], sizes: Mapping[int, int] | None = None, predict: Predict | None = None
 ) -> tuple[FigureSummary, ...]:
-    """Return the figures of the events that have ended well, those with the most time in all first.
+    """Return the figures of successful events, those with the most total time first.
 
-    Sizes are put together by powers of two.  Of each kind of event the first ``MOST_FIGURES`` are kept.  ``sizes`` are
-    the numbers of ranks by group; operations of the largest are compared with what ``predict`` says.
+    Sizes are grouped by powers of two.  For each kind of event the first ``MOST_FIGURES`` are kept.  ``sizes`` are the
+    numbers of ranks by group; operations of the largest are compared with ``predict``.
     """
     sizes = sizes or {}
     found: dict[_Key, list[tuple[float, int]]] = defaultdict(list)

@@ -1,9 +1,9 @@
 """Dumps of operations in the format of torch's flight recorder (2.10), from the images of all ranks.  Pure.
 
-Torch's analyzer (``torchfrtrace``) matches entries of one group by their sequence, and takes what it does not find for
-missing.  So a dump is made for all ranks at once: operations that some rank of the group has overwritten are left out,
-record numbers begin with 0 on all ranks, messages of each direction between two ranks are a group of their own, as are
-operations that are matched by name, and what the format cannot say (roots, reductions) is not in it.
+Torch's analyzer (``torchfrtrace``) matches entries of one group by their sequence, and treats entries that it does not
+find as missing.  So a dump is made for all ranks at once: operations that some rank of the group has overwritten are
+left out, record numbers begin with 0 on all ranks, messages of each direction between two ranks are a group of their
+own, as are operations that are matched by name, and whatever the format cannot express (roots, reductions) is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KNOWN: Final = frozenset(
         *("all_gather", "all_gather_v", "scatter", "all_to_all", "barrier", "split"),
     }
 )
-"""Names that the analyzer takes; every other operation is shown as a barrier."""
+"""Names that the analyzer accepts; every other operation is shown as a barrier."""
 
 _DTYPES: Final = {
     "float16": "Half",
@@ -66,7 +66,7 @@ class _DumpPlace(NamedTuple):
 
 
 def torch_dumps(images: Mapping[int, RankImage]) -> dict[int, dict[str, Any]]:
-    """Return for each rank what torch's flight recorder would have dumped, to be pickled as ``<prefix><rank>``."""
+    """Return, for each rank, the equivalent of torch's flight recorder dump, to be pickled as ``<prefix><rank>``."""
     offsets = align_clocks(images).offsets
     entries: dict[int, list[dict[str, Any]]] = {rank: [] for rank in images}
     groups: dict[int, dict[str, dict[str, str]]] = {rank: {} for rank in images}
@@ -106,7 +106,7 @@ def _dump(groups: dict[str, dict[str, str]], entries: list[dict[str, Any]]) -> d
 _STATUS: Final = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
 
 
-# -- which operations are at one place ------------------------------------------------------------------------------
+# -- operations at one place ----------------------------------------------------------------------------------------
 
 
 def _places(images: Mapping[int, RankImage]) -> Iterable[tuple[_DumpPlace, dict[int, Event]]]:
@@ -140,7 +140,7 @@ def _any(found: Mapping[int, Event]) -> Event:
 def _kept_by_all(
     ranks: Sequence[int], images: Mapping[int, RankImage], places: Mapping[int, Mapping[int, Event]]
 ) -> int:
-    """Return the first sequence from which on no rank has overwritten an operation of the group."""
+    """Return the first sequence number from which on no rank has overwritten an operation of the group."""
     first = dict.fromkeys(ranks, 0)
     for rank in ranks:
         if rank in images and images[rank].overwritten:
@@ -152,7 +152,7 @@ def _kept_by_all(
 def _messages(
     ranks: tuple[int, ...], name: str, places: Mapping[int, dict[int, Event]]
 ) -> Iterable[tuple[_DumpPlace, dict[int, Event]]]:
-    """Yield messages of one direction that both ranks have, and those that are under way."""
+    """Yield messages of one direction that both ranks have, and those in flight."""
     source, sink = ranks
     waiting = places.get(UNBOUND, {})
     whole = [found for number, found in sorted(places.items()) if number != UNBOUND]
@@ -210,7 +210,7 @@ def _message(place: _DumpPlace, event: Event) -> tuple[str, Sizes, Sizes, list[s
 
 
 def _collective(event: Event, size: int) -> tuple[str, Sizes, Sizes, list[str]]:
-    """Return name, sizes of input and output, and dtypes as torch has them."""
+    """Return name, sizes of input and output, and dtypes in torch's form."""
     name = _NAMES.get(event.name, event.name)
     if name not in _KNOWN:
         name = "barrier"

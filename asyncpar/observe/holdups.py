@@ -1,4 +1,4 @@
-"""Find in the summaries of a job who waits for whom, and say it as launchers do.  Pure."""
+"""Waits and failures of ranks, found in the summaries of a job, and the sentences of launchers about them.  Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice, name_ranks,
 from asyncpar.observe.summary import AskSummary, JobSummary, OperationSummary, RankReport
 
 WAITING_SECONDS: Final = 1.0
-"""An operation without progress for this long is one that waits."""
+"""An operation without progress for this many seconds counts as waiting."""
 
 ASKING_SECONDS: Final = 10.0
-"""A call of an actor without an answer for this long is one that waits, as is one that its rank has told of."""
+"""A call of an actor without an answer for this many seconds counts as waiting, as does one that its rank has
+reported."""
 
 BLOCKED_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 5.0
-"""A rank that has told nothing for this long is silent: what it told last counts no more."""
+"""A rank that has reported nothing for this many seconds is silent: its last report no longer counts."""
 
 
 def describe_holdups(job: JobSummary) -> list[str]:
-    """Return a sentence for each failure, and one for each rank that others wait for, that of most ranks first.
+    """Return a sentence for each failure, and one for each awaited rank, in descending order of waiting ranks.
 
-    If no rank waits for long it is one for each rank that is not well; none if nothing holds the job up.  Everything
-    that says what holds a job up says this: commands, the page and the report.
+    If no rank waits for long, there is one for each rank that is not well; none if nothing holds the job up.  All
+    reports of hold-ups use these sentences: commands, the page and the report.
     """
     failures = describe_failures(job)
     if waits := find_waits(job):
@@ -39,7 +40,7 @@ def describe_holdups(job: JobSummary) -> list[str]:
 def describe_failures(job: JobSummary) -> list[str]:
     """Return a sentence for each rank that has failed by itself, the first to fail first.
 
-    Those that name another rank as their cause are counted in its sentence, also where that one has not failed: it is
+    Those that name another rank as their cause are counted in its sentence, even if that one has not failed: it is
     stopped, or did not do its part.
     """
     reports = {report.rank: report for report in job.ranks}
@@ -68,7 +69,7 @@ def describe_failures(job: JobSummary) -> list[str]:
 
 
 def follow_blames(rank: int, blames: Mapping[int, int | None]) -> int:
-    """Return the rank at the end of what ``rank`` and those that it names blame; of a circle its lowest.
+    """Return the rank at the end of the chain of blames from ``rank``; the lowest one of a cycle.
 
     ``blames`` are the ranks that failed ones name as their cause.
     """
@@ -81,9 +82,9 @@ def follow_blames(rank: int, blames: Mapping[int, int | None]) -> int:
 
 
 def find_odd_calls(calls: Mapping[int, str]) -> list[int]:
-    """Return the ranks whose call is another than that of most; of as many ranks each, than that of the lowest one.
+    """Return the ranks whose call differs from that of the majority; in a tie, from that of the lowest rank.
 
-    Empty if all called the same.
+    Empty if all made the same call.
     """
     counts = Counter(calls.values())
     if len(counts) < 2:
@@ -93,7 +94,7 @@ def find_odd_calls(calls: Mapping[int, str]) -> list[int]:
 
 
 def find_waits(job: JobSummary) -> dict[int, WaitNotice]:
-    """Return what ranks wait for, by rank; of those that have waited for another rank for long."""
+    """Return, by rank, the waits of ranks that have waited for another rank for long."""
     reports = {report.rank: report for report in job.ranks}
     notices = {}
     for rank, report in reports.items():
@@ -117,7 +118,7 @@ def _of_operation(operation: OperationSummary, age: float, awaited: int, culprit
 
 
 def _of_ask(ask: AskSummary, age: float, reports: Mapping[int, RankReport]) -> WaitNotice:
-    """Return what the caller's rank has told of ``ask``, with what is known here of the rank at its end."""
+    """Return the report of ``ask`` by the caller's rank, updated with the known state of the rank at its end."""
     told = ask.told or WaitNotice(
         operation=f"{ask.endpoint}() of actor {ask.actor!r}", seconds=0.0, culprit=ask.rank, actor=ask.actor
     )
@@ -134,7 +135,7 @@ def _of_ask(ask: AskSummary, age: float, reports: Mapping[int, RankReport]) -> W
 def find_wait(report: RankReport) -> OperationSummary | AskSummary | None:
     """Return the operation in which the rank waits for another one, else the call of an actor, else any operation.
 
-    None if it waits in none, and if what it told counts no more.
+    None if it waits in none, or if its report no longer counts.
     """
     summary, age = report.summary, report.age
     if summary is None or find_trouble(report) or report.condition == "ended":
@@ -147,30 +148,30 @@ def find_wait(report: RankReport) -> OperationSummary | AskSummary | None:
 
 
 def is_waiting(ask: AskSummary, age: float) -> bool:
-    """Has the call waited for long, as its rank has told ``age`` seconds ago?"""
+    """Return whether the call has waited for long, by its rank's report of ``age`` seconds ago."""
     return ask.told is not None or (not ask.is_stream and ask.seconds + age >= ASKING_SECONDS)
 
 
 def find_awaited_rank(operation: OperationSummary) -> int | None:
-    """Return the rank that holds ``operation`` up as far as it knows; None if it waits for no certain one."""
+    """Return the rank that holds ``operation`` up as far as it knows; None if it waits for no rank in particular."""
     if operation.culprit is not None:
         return operation.culprit
     return operation.waits_for[0] if operation.waits_for else None
 
 
 def has_failed(report: RankReport) -> bool:
-    """Has the rank ended otherwise than by itself and with code 0?"""
+    """Return whether the rank has ended otherwise than by itself with code 0."""
     return report.condition == "ended" and report.ending not in ("", "exited with code 0")
 
 
 def is_blocked(report: RankReport) -> bool:
-    """Has code blocked the event loop of the rank for long?"""
+    """Return whether code has blocked the event loop of the rank for long."""
     blocked = None if report.summary is None else report.summary.blocked
     return blocked is not None and blocked.seconds >= BLOCKED_SECONDS
 
 
 def find_trouble(report: RankReport) -> str:
-    """Return what a rank is or does that cannot take part in anything now; "" if it can."""
+    """Describe the state of a rank that cannot take part in anything now; "" if it can."""
     summary = report.summary
     match report.condition:
         case "ended":
@@ -187,7 +188,7 @@ def find_trouble(report: RankReport) -> str:
 
 
 def describe_rank(report: RankReport) -> str:
-    """Return what a rank does that others wait for: ``is in user code at train.py:57``."""
+    """Describe the current work of a rank that others wait for: ``is in user code at train.py:57``."""
     summary = report.summary
     site = "" if summary is None else summary.user_site
     if trouble := find_trouble(report):
@@ -204,5 +205,5 @@ def describe_rank(report: RankReport) -> str:
 
 
 def name_rank(report: RankReport) -> str:
-    """Return ``rank 2 (host-b)``."""
+    """Format the name of a rank: ``rank 2 (host-b)``."""
     return f"rank {report.rank} ({report.host})" if report.host else f"rank {report.rank}"

@@ -1,7 +1,7 @@
 """Image of the event ring of one rank: operations, spans and groups, from a live recorder or from bytes.  Pure.
 
-The bytes may be those of a rank that goes on meanwhile, or of one that was killed in the middle of a record: what is
-torn is dropped and counted, and the rest is what the rank did last.
+The bytes may be those of a running rank, or of one that was killed in the middle of a record: torn records are dropped
+and counted, and the rest is the rank's latest work.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class CallSite(NamedTuple):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a rank; ``ticket`` numbers them in the order in which they began.
 
-    ``created`` and ``ended`` are seconds by the rank's clock, ``ended`` None while it is under way.  ``text`` is an
+    ``created`` and ``ended`` are seconds by the rank's clock, ``ended`` None while it is pending.  ``text`` is an
     operation as it was called (``all_reduce(float32[8], sum)``) or the fields of a span; ``algorithm`` is that of an
     operation, or the codec of a bucket.  ``group`` and ``sequence`` are the same on all ranks of an operation, and on
-    both ends of a message or a call; ``peer`` is a rank of the world.  ``own`` are the seconds of a step, and since the
-    one before, that were the rank's own.
+    both ends of a message or a call; ``peer`` is a rank of the world.  ``own`` is the rank's own part, in seconds, of a
+    step and the time since the previous one.
     """
 
     ticket: int
@@ -79,17 +79,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_operation(self) -> bool:
-        """Is it a collective operation or a message between two ranks?"""
+        """Whether it is a collective operation or a message between two ranks."""
         return self.kind in _OPERATIONS
 
     @property
     def is_keyed(self) -> bool:
-        """Is the operation matched by a name, and not by its place in the order of its group?"""
+        """Whether the operation is matched by a name, and not by its place in the order of its group."""
         return self.kind == EventKind.COLLECTIVE and bool(self.sequence & _KEYED)
 
     @property
     def label(self) -> str:
-        """``all_reduce #7``, ``step 7 of gradients``; other events and keyed operations have their name alone."""
+        """``all_reduce #7``, ``step 7 of gradients``; other events and keyed operations have only their name."""
         if self.kind in _MESSAGES and self.peer is not None:
             return f"{self.name} {'to' if self.kind == EventKind.SEND else 'from'} rank {self.peer}"
         if self.kind == EventKind.STEP:
@@ -106,18 +106,18 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def root(self) -> int | None:
-        """The root of the operation, as a place in its group."""
+        """The root of the operation, as an index in its group."""
         found = _ROOT.search(self.text)
         return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True)
 class RankImage:
-    """All that a ring says.  ``read_image`` makes it of bytes; ``Recorder.snapshot`` returns those of a live rank.
+    """The content of a ring.  ``read_image`` decodes it; ``Recorder.snapshot`` returns the bytes of a live rank.
 
-    ``torn`` records could not be read, ``overwritten`` ones are gone; ``note`` is what the rank last said of itself;
-    ``evicted`` counts events that were overwritten although they were not over.  ``capacity`` is how many events the
-    ring has room for; ``lost`` ones were overwritten between two looks at it: see ``merge_images``.
+    ``torn`` records could not be read, ``overwritten`` ones are gone; ``note`` is the rank's last summary of itself;
+    ``evicted`` counts events that were overwritten while pending.  ``capacity`` is the number of events in the ring;
+    ``lost`` ones were overwritten between two inspections: see ``merge_images``.
     """
 
     identity: RankIdentity
@@ -142,16 +142,16 @@ class RankImage:
 
     @cached_property
     def pending(self) -> tuple[Event, ...]:
-        """Events that are not over, the oldest first."""
+        """Events that are not over, oldest first."""
         return tuple(event for event in self.events if not event.is_over)
 
     @cached_property
     def last_at(self) -> float:
-        """The time of the last thing that it says."""
+        """The latest time in it."""
         return max((event.ended or event.created for event in self.events), default=self.identity.clock)
 
     def wall(self, clock: float) -> float:
-        """Return the time of the day, by the rank's own clock, of a time in an event."""
+        """Return the time of day, by the rank's own clock, of a time in an event."""
         return self.identity.wall + (clock - self.identity.clock)
 
     def last_of(self, group: int) -> Event | None:
@@ -159,7 +159,7 @@ class RankImage:
         return next((event for event in reversed(self.operations) if event.group == group), None)
 
     def find(self, group: int, sequence: int) -> Event | None:
-        """Return the operation with this number, if it is there."""
+        """Return the operation with this number, None if it is not there."""
         return self._by_number.get((group, sequence))
 
     @cached_property
@@ -168,10 +168,10 @@ class RankImage:
 
 
 def read_image(image: bytes, *, latest: int | None = None) -> RankImage:
-    """Return what ``image``, the bytes of a ring, says.  Raises ``ProtocolError`` if it is none.
+    """Decode ``image``, the bytes of a ring.  Raises ``ProtocolError`` if it is not one.
 
-    With ``latest``: events that are not over, the last so many, and as many steps and pauses.  A rank that looks at its
-    own ring needs no more.
+    With ``latest``, only pending events, the last ``latest`` ones, and as many steps and pauses.  A rank that inspects
+    its own ring needs no more.
     """
     raw = parse_image(image, latest=latest)
     return RankImage(
@@ -188,7 +188,7 @@ def read_image(image: bytes, *, latest: int | None = None) -> RankImage:
 
 
 def read_operation_names(image: bytes) -> dict[int, str]:
-    """Return the names of operations by the numbers that the records of a ring have for them."""
+    """Return the names of operations by their numbers in the records of a ring."""
     raw = parse_image(image, latest=1)
     return {
         number: _split_name(_text(raw, number, EntryKind.NAME))[0]
@@ -198,7 +198,7 @@ def read_operation_names(image: bytes) -> dict[int, str]:
 
 
 def _events_of(raw: RawImage) -> Iterable[Event]:
-    """Yield the events of all records of kinds and states that are known; each name and place is read once."""
+    """Yield the events of all records with known kinds and states; each name and place is read once."""
     names: dict[int, tuple[str, str, str, int]] = {}
     sites: dict[int, CallSite | None] = {}
     for record in raw.records:
@@ -232,7 +232,7 @@ def _events_of(raw: RawImage) -> Iterable[Event]:
 
 
 def _nbytes(text: str) -> int:
-    """Return the bytes of the arrays that a text names, as far as it says their lengths."""
+    """Return the bytes of the arrays that a text names, as far as it has their lengths."""
     return sum(
         _itemsize(dtype) * prod(int(part) for part in shape.split(",") if part)
         for dtype, shape in _ARRAY.findall(text)

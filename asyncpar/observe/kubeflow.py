@@ -1,8 +1,8 @@
-"""The sink ``kubeflow``: how far a job is, and its figures, for the status of its TrainJob in Kubeflow Trainer.
+"""The sink ``kubeflow``: progress and figures of a job, for the status of its TrainJob in Kubeflow Trainer.
 
-With the feature gate TrainJobStatus (Trainer 2.2 on) the controller gives pods three variables: an HTTPS address that
-takes the status by POST, the file of its certificate authority, and the file of a token, which is renewed every hour.
-Source: KEP-2779 and ``pkg/statusserver`` of https://github.com/kubeflow/trainer, version 2.3.
+With the feature gate TrainJobStatus (Trainer 2.2 on), the controller gives pods three variables: an HTTPS address that
+accepts the status by POST, the file of its certificate authority, and the file of a token, which is renewed every
+hour.  Source: KEP-2779 and ``pkg/statusserver`` of https://github.com/kubeflow/trainer, version 2.3.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from asyncpar.observe.summary import JobSummary, ProgressSummary
 _AUTHORITY: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the name of a variable
 _EVERY: Final = 5.0
-"""Seconds between two posts at least, as Kubeflow's own SDK keeps; doubled after each failure, up to ``_SLOWEST``."""
+"""Minimum seconds between two posts, as in Kubeflow's own SDK; doubled after each failure, up to ``_SLOWEST``."""
 _SLOWEST: Final = 60.0
 _PATIENCE: Final = 10.0
 _PASSING: Final = frozenset({403, 408, 429})
-"""Refusals that pass, beside those from 500 on: an old token, a server that has too much to do."""
+"""Temporary refusals, besides those from 500 on: an old token, an overloaded server."""
 _MOST_METRICS: Final = 256
 _LONGEST: Final = 64
 _MOST_SECONDS: Final = 2**31 - 1
@@ -44,7 +44,7 @@ class KubeflowSink:
     def __init__(
         self, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raise ``UsageError`` where Kubeflow has not set its variables."""
+        """Raise ``UsageError`` if Kubeflow has not set its variables."""
         for name in (KUBEFLOW_URL, _AUTHORITY, _TOKEN):
             if not environment.get(name):
                 raise UsageError(f"{name}: expected to be set by Kubeflow Trainer (feature gate TrainJobStatus)")
@@ -60,7 +60,7 @@ class KubeflowSink:
         self._has_sent = False
 
     def take(self, job: JobSummary) -> None:
-        """Post the status of ``job``, unless there is none or that was done a moment ago."""
+        """Post the status of ``job``, unless there is none or one was posted a moment ago."""
         status = self._maker.status_of(job)
         if status is None:
             return
@@ -69,14 +69,14 @@ class KubeflowSink:
             self._post()
 
     def close(self, outcome: str) -> None:  # noqa: ARG002  # Kubernetes knows how pods ended
-        """Post what was not posted yet.  Raises what was wrong if nothing ever arrived."""
+        """Post the status that was not posted yet.  Raises the error if no post ever arrived."""
         if self._unsent is not None:
             self._post()
         if self._failure is not None and not self._has_sent:
             raise self._failure
 
     def _post(self) -> None:
-        """Post what is not sent yet; failures that pass are logged, and others raised."""
+        """Post the pending status; temporary failures are logged, and others raised."""
         try:
             post_status(self._url, {"trainerStatus": self._unsent}, authority=self._authority, token=self._token)
         except urllib.error.HTTPError as error:
@@ -85,7 +85,7 @@ class KubeflowSink:
             if error.code < 500 and error.code not in _PASSING:
                 raise refusal from error
             self._note(refusal)
-        except OSError as error:  # no way, no name, no answer, no file, another certificate
+        except OSError as error:  # no route, no name, no answer, no file, another certificate
             self._note(error)
         else:
             self._unsent, self._failure, self._has_sent, self._delay = None, None, True, _EVERY
@@ -98,14 +98,14 @@ class KubeflowSink:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes redirects errors: they would take the token elsewhere."""
+    """Turns redirects into errors: they would send the token elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Return nothing to go on with."""
+        """Return no request to continue with."""
 
 
 def post_status(url: str, request: dict[str, Any], *, authority: str, token: Path) -> None:
-    """Post ``request`` with the token that the file holds now.  Raises ``OSError``, as all of ``urllib`` does."""
+    """Post ``request`` with the current token of the file.  Raises ``OSError``, like all of ``urllib``."""
     context = ssl.create_default_context(cafile=authority)
     headers = {"Authorization": f"Bearer {token.read_text().strip()}", "Content-Type": "application/json"}
     posted = urllib.request.Request(url, data=json.dumps(request).encode(), headers=headers)
@@ -115,7 +115,7 @@ def post_status(url: str, request: dict[str, Any], *, authority: str, token: Pat
 
 
 def _message_of(error: urllib.error.HTTPError) -> str:
-    """Return the message of a ``Status`` of Kubernetes, or what else there is."""
+    """Return the message of a Kubernetes ``Status``, or whatever else there is."""
     text = error.read(4096).decode(errors="replace")
     try:
         return str(json.loads(text)["message"])
@@ -124,14 +124,14 @@ def _message_of(error: urllib.error.HTTPError) -> str:
 
 
 class StatusMaker:
-    """Makes the status of jobs; remembers how fast the task goes, to tell what is left of it."""
+    """Makes the status of jobs; tracks the speed of the task, to estimate the remaining time."""
 
     def __init__(self) -> None:
         self._task: tuple[str, float | None] | None = None
         self._begun, self._first, self._last = 0.0, 0.0, 0.0
 
     def status_of(self, job: JobSummary) -> dict[str, Any] | None:
-        """Return the ``trainerStatus`` of ``job``, that of the lowest rank that has one; None where none has."""
+        """Return the ``trainerStatus`` of ``job``, from the lowest rank that has one; None if none has."""
         told = [report.summary for report in job.ranks if report.summary is not None]
         progress = next((one.progress for one in told if one.progress is not None), None)
         values = next((one.values for one in told if one.values), {})
@@ -155,7 +155,7 @@ class StatusMaker:
 
     def _seconds_left(self, progress: ProgressSummary, total: float, now: float) -> int | None:
         task = progress.description, total
-        if task != self._task or progress.completed < self._last:  # another task, or the same once more
+        if task != self._task or progress.completed < self._last:  # another task, or the same one again
             self._task, self._begun, self._first = task, now, progress.completed
         self._last = progress.completed
         if progress.completed >= total:

@@ -1,7 +1,7 @@
-"""Metrics of ranks, as Prometheus and OpenTelemetry get them.  Pure.
+"""Metrics of ranks for Prometheus and OpenTelemetry.  Pure.
 
-Labels are the name of the job, rank, host, op and group; never a step or a sequence number, which would make new
-series without end.
+Labels are the name of the job, rank, host, op and group; never a step or a sequence number, which would create endless
+new series.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from asyncpar.observe.summary import RankReport, RankSummary
 
 MOST_NAMES: Final = 64
-"""Names of reported values that become metrics; names beyond them are left out."""
+"""Maximum number of names of reported values that become metrics; further names are left out."""
 
 _BAD: Final = re.compile(r"[^a-zA-Z0-9_]")
 _RESERVED: Final = re.compile(r"_(total|sum|count|bucket|info|created|gsum|gcount)$")
-"""How names of other types of metrics end, by the conventions of Prometheus."""
+"""Endings of names of other types of metrics, by the conventions of Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A metric with its samples.  ``name`` has neither the prefix of the package nor the suffix of counters."""
+    """A metric with its samples.  ``name`` has neither the package's prefix nor the suffix of counters."""
 
     name: str
     help: str
@@ -47,7 +47,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramSample:
-    """How often an operation of a rank took how long: ``counts`` by bucket (see ``durations.BOUNDS``), and in all."""
+    """Durations of an operation of a rank: ``counts`` by bucket (see ``durations.BOUNDS``), and the total."""
 
     rank: int
     host: str
@@ -137,7 +137,7 @@ def collect_histograms(reports: Iterable[RankReport]) -> list[Histogram]:
 
 
 def split_histogram(histogram: Histogram) -> tuple[Metric, Metric]:
-    """Return the seconds and the number of operations as counters, for those who cannot take finished buckets."""
+    """Return the seconds and the number of operations as counters, for systems that cannot accept finished buckets."""
     seconds = Metric(name=f"{histogram.name}_sum", help=histogram.help, unit="s", is_counter=True, by_operation=True)
     number = Metric(name=f"{histogram.name}_count", help=histogram.help, is_counter=True, by_operation=True)
     for one in histogram.samples:

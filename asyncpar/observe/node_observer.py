@@ -1,4 +1,4 @@
-"""Show a node to its own program: its summary, and its events as they end."""
+"""Observation of a node by its own program: its summary, and its events as they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_SECONDS: Final = 0.01
 
 
 class NodeObserver:
-    """Shows what one node does: ``node.observe``.  Each of several nodes of a process has its own.
+    """View of one node: ``node.observe``.  Each of several nodes of a process has its own.
 
     Use it on the node's loop.
     """
@@ -35,21 +35,23 @@ class NodeObserver:
         self._is_stopping = is_stopping
 
     def status(self) -> RankSummary:
-        """Return what the node does now: operations under way and whom they wait for, calls of actors, links, figures.
+        """Return the node's current state: pending operations and their awaited ranks, calls of actors, links, figures.
 
-        It is what `asyncpar status` shows of a rank.  Costs about a millisecond.  Who calls it runs, so the event loop
-        is not ``blocked``; in virtual time there are no figures of the process, and ``time`` is the loop's.
+        It is the summary that `asyncpar status` shows of a rank.  It costs about a millisecond.  The event loop is
+        never ``blocked`` in it, as the caller runs; in virtual time there are no figures of the process, and ``time``
+        is the loop's.
         """
-        from asyncpar.observe.rank_view import NodeParts, summarize_node  # not before it is wanted
+        from asyncpar.observe.rank_view import NodeParts, summarize_node  # only on demand
 
         return summarize_node(NodeParts(self._links, self._actors, self._arena, asyncio.get_running_loop()))
 
     def events(self, *, every: float = 0.5) -> EventStream:
-        """Iterate over the events of this node that end after this call, until it stops; in the order of their ends.
+        """Iterate over the events of this node that end after this call, in the order of their ends, until it stops.
 
-        ``async for event in node.observe.events():`` has operations, messages, spans, calls of actors and endpoints.
-        They are read ``every`` so many seconds of the loop's time.  A ring holds the last 4,096: of more in that time,
-        some are missing, and the stream counts them as ``lost``.  Raises ``UsageError`` for less than 0.01 s.
+        ``async for event in node.observe.events():`` yields operations, messages, spans, calls of actors and endpoints.
+        They are read at intervals of ``every`` seconds of the loop's time.  A ring holds the last 4,096: if there are
+        more in that time, some are missing, and the stream counts them as ``lost``.  Raises ``UsageError`` for less
+        than 0.01 s.
         """
         if every < _LEAST_SECONDS:
             raise UsageError(f"every: expected at least {_LEAST_SECONDS:g} s, got {every:g}")
@@ -68,7 +70,7 @@ class EventStream(AsyncIterator[Event]):
 
     @property
     def lost(self) -> int:
-        """How many events are missing so far: others took their places in the ring before they were read."""
+        """Number of events missing so far: others took their places in the ring before they were read."""
         return self._ended.lost
 
     def __aiter__(self) -> Self:
@@ -87,12 +89,12 @@ class EventStream(AsyncIterator[Event]):
 
 
 class EndedEvents:
-    """Events that have ended since the last look at a ring; only as much of it is read as is new."""
+    """Events that have ended since the last inspection of a ring, of which only new content is read."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.lost = 0
-        """Events that were overwritten between two looks."""
+        """Number of events that were overwritten between two inspections."""
         self._begun = self._passed_over = 0
         self._pending: frozenset[int] = frozenset()
         self._look()

@@ -1,6 +1,6 @@
 """The sink ``opentelemetry``: metrics of all ranks through OpenTelemetry's SDK, sent by OTLP.
 
-Where to is set by the standard variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+The destination is set by the standard variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from asyncpar.observe.summary import JobSummary
 
 
 class OpenTelemetrySink:
-    """Makes an observable instrument for each metric when it first comes."""
+    """Creates an observable instrument for each metric on its first occurrence."""
 
     def __init__(self, readers: Sequence[MetricReader] | None = None) -> None:
-        """``readers`` None: one that exports by OTLP, as the environment says."""
+        """``readers`` None means one that exports by OTLP, as configured by the environment."""
         if readers is None:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
@@ -34,7 +34,7 @@ class OpenTelemetrySink:
         self._made: set[str] = set()
 
     def take(self, job: JobSummary) -> None:
-        """Make the metrics of ``job`` those that are exported next."""
+        """Export the metrics of ``job`` next."""
         if self._provider is None:
             resource = Resource.create(
                 {
@@ -55,7 +55,7 @@ class OpenTelemetrySink:
                 make(f"asyncpar.{name}", callbacks=[self._observe(name)], unit=metric.unit, description=metric.help)
 
     def close(self, outcome: str) -> None:  # noqa: ARG002  # there is no metric for it
-        """Export what was taken last, and end."""
+        """Export the last metrics, and end."""
         if self._provider is not None:
             self._provider.shutdown()
 

@@ -1,7 +1,7 @@
-"""Write a timeline in Perfetto's own format (protobuf), and as Chrome's JSON.  Pure.
+"""Encoders of a timeline: Perfetto's own format (protobuf), and Chrome's JSON.  Pure.
 
-Only the few fields that are needed are encoded, by hand.  A trace is a sequence of packets in the order of time: a file
-that is cut off has what came before.
+Only the few fields that are needed are encoded, by hand.  A trace is a sequence of packets in time order: a truncated
+file has everything before the cut.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _fixed64(field: int, number: int) -> bytes:
 
 
 def encode_perfetto(timeline: Timeline) -> bytes:
-    """Return the timeline as a Perfetto trace; times are in nanoseconds from its begin."""
+    """Encode the timeline as a Perfetto trace; times are in nanoseconds from its begin."""
     return b"".join(_bytes(_PACKET, packet) for packet in _packets(timeline))
 
 
@@ -122,7 +122,7 @@ def _annotation(name: str, fact: str | int) -> bytes:
 
 
 def encode_chrome(timeline: Timeline) -> bytes:
-    """Return the timeline as Chrome's JSON, which Perfetto and other viewers read; times are in microseconds."""
+    """Encode the timeline as Chrome's JSON, which Perfetto and other viewers read; times are in microseconds."""
     start = min((one.begun for one in timeline.slices), default=0.0)
     events: list[dict[str, Any]] = [*_names(timeline), *(_complete(one, start) for one in timeline.slices)]
     for arrow in timeline.arrows:

@@ -1,7 +1,7 @@
-"""Runs of a pipeline as its ranks recorded them: each tells of its last ones, and together they are one drawing.  Pure.
+"""Runs of a pipeline as recorded by its ranks: each reports its last ones, and together they make one drawing.  Pure.
 
-Ranks of several hosts have clocks of their own.  No stage begins with what another one has made before that was
-computed, so the actions of a run bound the offsets between clocks, as messages do in a trace (see ``clocks``).
+Ranks of several hosts have clocks of their own.  No stage begins before its input from another one was computed, so the
+actions of a run bound the offsets between clocks, as messages do in a trace (see ``clocks``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncpar.observe.image import Event, RankImage
 
 MOST_ROWS: Final = 64
 MOST_ACTIONS: Final = 4096
-"""Actions that are drawn in all; of larger runs the first ones of each rank."""
+"""Maximum number of actions that are drawn in all; larger runs show the first ones of each rank."""
 
 _MOST_RUNS: Final = 3
 _KINDS: Final = ("forward", "backward", "backward_input", "backward_weight")
@@ -44,7 +44,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The last runs of the pipeline that this rank took part in last; ``ranks`` are all of it.
+    """The last runs of this rank's latest pipeline; ``ranks`` are all of its ranks.
 
     ``identity`` has the rank and its clock.
     """
@@ -55,7 +55,7 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_pipeline(image: RankImage) -> PipelineSummary:
-    """Return the last runs that ``image`` has, without runs if there is none."""
+    """Return the last runs in ``image``, without runs if there are none."""
     actions = [event for event in image.events if event.kind is EventKind.PIPELINE and event.group]
     if not actions:
         return PipelineSummary(identity=image.identity)
@@ -76,11 +76,11 @@ def summarize_pipeline(image: RankImage) -> PipelineSummary:
 
 
 def draw_run(told: Sequence[PipelineSummary]) -> dict[str, Any] | None:
-    """Return the last run that all of ``told``, ranks of one pipeline, have done whole, as plain values; None without.
+    """Return the last run that all of ``told``, ranks of one pipeline, have completed, as plain values; None without.
 
     ``rows`` are in the order of their first stages: rank, stages, the part of the run in which it computed, and its
-    actions: kind (a place in ``kinds``), stage, micro-batch, begin and length in microseconds.  ``left`` counts actions
-    that are not in there.
+    actions: kind (an index into ``kinds``), stage, micro-batch, begin and length in microseconds.  ``left`` counts
+    actions that are left out.
     """
     told = [one for one in told if one.runs][:MOST_ROWS]
     number = _choose(told)
@@ -111,9 +111,9 @@ def draw_run(told: Sequence[PipelineSummary]) -> dict[str, Any] | None:
 
 
 def _choose(told: Sequence[PipelineSummary]) -> int | None:
-    """Return the last run that all ranks have, if need be the last that all have begun.
+    """Return the last run that all ranks have completed, or else the last that all have begun.
 
-    A rank has done one whole if none that it tells of has more actions: what is under way has fewer.
+    A rank has completed a run if none of its reported runs has more actions: an unfinished run has fewer.
     """
     if not told:
         return None
@@ -134,7 +134,7 @@ def _plain(action: ActionSummary, begin: float) -> list[int]:
 
 
 def _offsets(identities: Mapping[int, RankIdentity], of_rank: Mapping[int, RunSummary]) -> dict[int, float]:
-    """Return what to add to the times of each rank, to have those of all on one clock."""
+    """Return the seconds to add to the times of each rank, to put all on one clock."""
     images = {
         rank: RankImage(identity=identities[rank], events=tuple(_messages(run.actions)))
         for rank, run in of_rank.items()
@@ -143,7 +143,7 @@ def _offsets(identities: Mapping[int, RankIdentity], of_rank: Mapping[int, RunSu
 
 
 def _messages(actions: Sequence[ActionSummary]) -> Iterator[Event]:
-    """Yield what the actions must have sent and received as messages: sent after one, received before the next."""
+    """Yield the messages that the actions imply: sent after one action, received before the next."""
     for action in actions:
         is_forward = action.kind == "forward"
         if action.kind == "backward_weight":

@@ -1,4 +1,4 @@
-"""``ap.progress``: how far a task is, through the launcher, on a terminal, in a notebook, or as plain lines."""
+"""``ap.progress``: the progress of a task, through the launcher, on a terminal, in a notebook, or as plain lines."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class _Display(ABC):
-    """Where the progress of one task is seen."""
+    """Display of the progress of one task."""
 
     @abstractmethod
     def show(self, record: ProgressRecord) -> None:
-        """Show how far the task is.  All but the last may be dropped."""
+        """Show the progress in ``record``.  All but the last call may be dropped."""
 
     def close(self) -> None:  # noqa: B027  # few have something to close
-        """Leave the last on the screen."""
+        """Leave the last progress on the screen."""
 
 
 class _Nowhere(_Display):
@@ -66,7 +66,7 @@ class _Bars:
             self._records[bar] = record
 
     def close(self, bar: _Bar) -> None:
-        """Take the line of ``bar`` away; the last one stays on the screen."""
+        """Remove the line of ``bar``; the last one stays on the screen."""
         with self._lock:
             live = self._live
             assert live is not None
@@ -102,7 +102,7 @@ class _Bar(_Display):
 
 
 class _Lines(_Display):
-    """Plain lines, one a second at most, and the last."""
+    """Plain lines, at most one a second, and the last."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -127,7 +127,7 @@ class _Lines(_Display):
 
 
 class Progress:
-    """How far one task is; made by ``progress``.  Its methods may be called from any thread."""
+    """Progress of one task; made by ``progress``.  Its methods are thread-safe."""
 
     def __init__(self, display: _Display, reporter: Reporter, description: str, total: float | None) -> None:
         self._display = display
@@ -142,14 +142,14 @@ class Progress:
         return self._completed
 
     def advance(self, steps: SupportsFloat = 1, **figures: object) -> None:
-        """Count ``steps`` more, and show ``figures`` beside them; numbers get four digits.
+        """Count ``steps`` more, and show ``figures`` with them; numbers get four digits.
 
         Raises ``UsageError`` unless ``steps`` is a finite number.
         """
         self.show(self._completed + _checked("steps", steps), **figures)
 
     def show(self, completed: SupportsFloat, **figures: object) -> None:
-        """Show that ``completed`` steps are done, and ``figures`` beside them; numbers get four digits.
+        """Show that ``completed`` steps are done, with ``figures``; numbers get four digits.
 
         Raises ``UsageError`` unless ``completed`` is a finite number, 0 or more.
         """
@@ -163,11 +163,11 @@ class Progress:
 
 @contextmanager
 def progress(description: str, total: SupportsFloat | None = None) -> Iterator[Progress]:
-    """Show how far the block is: ``with ap.progress("train", total=100) as bar: ... bar.advance(loss=loss)``.
+    """Show the progress of the block: ``with ap.progress("train", total=100) as bar: ... bar.advance(loss=loss)``.
 
     Under ``asyncpar launch``, and in jobs of engines, all ranks may have one: the launcher shows that of the lowest
-    rank that has.  Where another launcher started the ranks, the first one shows it.  A terminal or a notebook gets a
-    bar, anything else a plain line a second, on stderr.  ``total`` None: nobody knows how many steps there are.
+    rank with one.  Where another launcher started the ranks, the first rank shows it.  A terminal or a notebook gets a
+    bar, anything else a plain line a second, on stderr.  ``total`` None means that the number of steps is unknown.
 
     Raises ``UsageError`` unless ``total`` is positive.
     """
@@ -187,7 +187,7 @@ def progress(description: str, total: SupportsFloat | None = None) -> Iterator[P
 def _display(
     record: ProgressRecord, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
 ) -> _Display:
-    """Return what shows progress without a launcher of ours, on ``stream`` (default: stderr)."""
+    """Return the display of progress without a launcher of ours, on ``stream`` (default: stderr)."""
     if stream is None:
         stream = _stderr()
     if stream is None or not _is_first_rank():
@@ -206,7 +206,7 @@ def _is_first_rank() -> bool:
 
 
 def is_notebook() -> bool:
-    """Does this process run the cells of a notebook?"""
+    """Return whether this process runs the cells of a notebook."""
     shell = sys.modules.get("IPython")
     return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
 

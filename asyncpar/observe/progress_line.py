@@ -15,7 +15,7 @@ _NARROWEST_BAR = 5
 
 
 def plain_line(record: ProgressRecord) -> str:
-    """Return ``train 12/300 (4%) loss=2.31``."""
+    """Format progress as ``train 12/300 (4%) loss=2.31``."""
     parts = [record.description, _amount(record)]
     share = _share(record)
     if share is not None:
@@ -25,10 +25,10 @@ def plain_line(record: ProgressRecord) -> str:
 
 
 def drawn_line(record: ProgressRecord, *, width: int) -> str:
-    """Return one line with a bar and colours, at most ``width`` cells wide, without a line end.
+    """Format progress as one line with a bar and colours, at most ``width`` cells wide, without a line end.
 
     The bar shrinks first, then disappears; then fields are left out, the last first, and the description is cut.  The
-    rest is cut at the right.
+    rest is truncated at the right.
     """
     from rich.cells import cell_len, set_cell_size  # rich takes long to import, and only bars need it
     from rich.progress_bar import ProgressBar
@@ -60,7 +60,7 @@ def drawn_line(record: ProgressRecord, *, width: int) -> str:
 
 
 def _render(renderable: Table, *, width: int) -> str:
-    """Draw with rich into a string, first line only."""
+    """Render with rich into a string, first line only."""
     from rich.console import Console
 
     file = io.StringIO()
@@ -78,7 +78,7 @@ def _number(value: float) -> str:
 
 
 def _share(record: ProgressRecord) -> float | None:
-    """Return how much is done, 0 to 1, None if that is unknown."""
+    """Return the finished share, 0 to 1, None if it is unknown."""
     if record.total is None or not record.total > 0.0:
         return None
     return min(1.0, max(0.0, record.completed / record.total))

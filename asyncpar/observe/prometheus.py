@@ -1,7 +1,7 @@
-"""Prometheus at the agent of a host: ``/metrics`` with the ranks of that host.
+"""Prometheus endpoint of a host's agent: ``/metrics`` with the ranks of that host.
 
-Each connection is served by a thread.  Who connects has nothing to prove, so all of them are strangers: they are
-bounded, and cut off in time.
+Each connection is served by a thread.  Clients are not authenticated, so all of them are strangers: they are bounded in
+number and in time.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 class RankCollector(Collector):
-    """Reads ``source`` when Prometheus asks."""
+    """Reads ``source`` on each scrape of Prometheus."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Return nothing: a registry need not ask ranks when it learns of this collector."""
+        """Return nothing, so that a registry need not ask ranks when it learns of this collector."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -84,7 +84,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 class _BoundedServer(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, of which only so many may be there, each for ``STRANGER_SECONDS``."""
+    """Server with a thread per connection, bounded in number, and in time to ``STRANGER_SECONDS``."""
 
     daemon_threads = True
     block_on_close = False
@@ -98,7 +98,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         super().__init__((str(address[0]), int(address[1])), _QuietHandler)
 
     def server_bind(self) -> None:
-        """Bind without asking a name server what this host is called, which may take long."""
+        """Bind without asking a name server for this host's name, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -110,11 +110,11 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
             return super().get_request()
         except OSError as error:
             if is_exhausted(error):
-                time.sleep(_FULL_SECONDS)  # it is asked again at once as long as somebody waits
+                time.sleep(_FULL_SECONDS)  # this is called again at once as long as a client waits
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Let a connection in, and shut another one down if that makes room; its thread closes it."""
+        """Accept a connection, and shut another one down if that makes room; its thread closes it."""
         if is_reserved(request.fileno()):
             return False
         total, per_address = stranger_places()
@@ -126,7 +126,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         return True
 
     def service_actions(self) -> None:
-        """Cut off those who have been here too long."""
+        """Cut off connections that have lasted too long."""
         now = time.monotonic()
         with self._changed:
             for request in [request for request, due in self._due.items() if due <= now]:
@@ -154,7 +154,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self._due.pop(request, None)
         try:
             request.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the peer has left already
+        except OSError:  # the peer has already left
             return
 
 
@@ -167,7 +167,7 @@ class MetricsServer:
         self._registry.register(RankCollector(source))
 
     def __enter__(self) -> MetricsServer:
-        """Begin to serve.  Raises ``UsageError`` when the address cannot be bound."""
+        """Start serving.  Raises ``UsageError`` when the address cannot be bound."""
         try:
             self._server = _BoundedServer(self._host, self._port)
         except OSError as error:

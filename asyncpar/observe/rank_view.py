@@ -1,6 +1,6 @@
-"""Answers of this rank to who looks at it: its summary and its stacks, made in the observer's thread.
+"""Answers of this rank to observers: its summary and its stacks, made in the observer's thread.
 
-State that belongs to the event loop is only read.  A look at a dictionary that changes meanwhile is taken again.
+State that belongs to the event loop is only read.  Reading a dictionary that changes meanwhile is repeated.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from asyncpar.observe.summary import (
 )
 
 BLOCKED_SECONDS: Final = 0.5
-"""A loop that has not answered for so long counts as blocked in a summary."""
+"""Seconds without an answer after which a loop counts as blocked in a summary."""
 
 _LATEST: Final = 128
-"""Events that are looked at, and steps and pauses besides: enough for the rounds that are told."""
+"""Number of events that are inspected, and of steps and pauses besides: enough for the reported rounds."""
 
 _NOTE_BYTES: Final = 4088
 _PAGE: Final = mmap.PAGESIZE
@@ -68,14 +68,14 @@ _parts: list[Part] = []
 
 
 def add_summary_part(part: Part) -> Callable[[], None]:
-    """Let ``part`` set fields of each summary (``values``, ``progress``); the function returned ends that."""
+    """Let ``part`` set fields of each summary (``values``, ``progress``); return a callback that ends this."""
     _parts.append(part)
     return lambda: _parts.remove(part)
 
 
 @dataclass
 class _LoopPulse:
-    """Measures how long the event loop of a node takes to answer."""
+    """Measures the time that the event loop of a node takes to answer."""
 
     loop: asyncio.AbstractEventLoop
     thread: int
@@ -94,7 +94,7 @@ class _LoopPulse:
             if not self.loop.is_running():
                 raise RuntimeError
             self.loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # it is closed, or its thread runs it only when it has to
+        except RuntimeError:  # it is closed, or its thread runs it only on demand
             self.asked_at = None
         return lag
 
@@ -105,7 +105,7 @@ class _LoopPulse:
 
 @dataclass
 class NodeParts:
-    """What is looked at of a node of this process."""
+    """The observed parts of a node of this process."""
 
     links: Links
     actors: ActorSystem
@@ -113,9 +113,9 @@ class NodeParts:
     loop: asyncio.AbstractEventLoop
     predict: Predict | None = None
     rounds: list[Round] = field(default_factory=list)
-    """The last rounds, of this look and of those before."""
+    """The last rounds, of this inspection and earlier ones."""
     looks: dict[int, list[LinkLook]] = field(default_factory=dict)
-    """By peer: the last looks at the link."""
+    """By peer: the last samples of the link."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ _nodes: list[NodeView] = []
 def watch_node(
     links: Links, actors: ActorSystem, arena: ArenaHost | None, predict: Predict | None = None
 ) -> Callable[[], None]:
-    """Tell of a node from now on; the function returned ends that.
+    """Start reporting on a node; return a callback that ends this.
 
     ``predict`` estimates the seconds of operations of all ranks.
     """
@@ -155,7 +155,7 @@ def watch_node(
 
 
 class _GcClock:
-    """Adds up the time in garbage collections."""
+    """Sums the time spent in garbage collections."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -173,7 +173,7 @@ _gc_clock = _GcClock()
 
 
 def provide_process() -> None:
-    """Tell of this process: what the agent of a launched rank asks for."""
+    """Provide the answers of this process that the agent of a launched rank asks for."""
     gc.callbacks.append(_gc_clock)
     provide("summary", lambda: pack(make_summary()))
     provide("stacks", lambda: pack(make_stacks()))
@@ -218,7 +218,7 @@ def make_summary() -> RankSummary:
 
 
 def summarize_node(node: NodeParts) -> RankSummary:
-    """Return the summary of one of the nodes of this process, asked for on its loop."""
+    """Return the summary of one of the nodes of this process, requested on its loop."""
     is_virtual = getattr(node.loop, "clock_domain", None) is not None
     fields = _of_program() | ({} if is_virtual else _of_process()) | _of_node(node, node.links.recorder.snapshot())
     site = next((one.site for one in (*fields["operations"], *fields["asks"]) if one.site), "")
@@ -226,7 +226,7 @@ def summarize_node(node: NodeParts) -> RankSummary:
 
 
 def _of_program() -> dict[str, Any]:
-    """Return what the program of this process has told."""
+    """Return the fields that the program of this process has reported."""
     gradients = None if reported.gradients is None else GradientSummary(*reported.gradients)
     return {"pid": os.getpid(), "values": reported.values, "progress": _progress(), "gradients": gradients}
 
@@ -248,13 +248,13 @@ def _progress() -> ProgressSummary | None:
 
 
 def _of_view(view: NodeView) -> dict[str, Any]:
-    """Return what the observer's thread sees of a node."""
+    """Return the fields that the observer's thread reads from a node."""
     view.pauses.sample()
     lag = view.pulse.look()
     ring = view.links.recorder.snapshot()
     fields = _of_node(view, ring) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
     fields["durations"] = view.times.look(ring)
-    del fields["time"]  # that of the process
+    del fields["time"]  # the process has its own
     return fields
 
 
@@ -321,9 +321,9 @@ def _rounds(view: NodeParts, events: Sequence[Event], group: int) -> tuple[Round
 
 
 def _operations(view: NodeParts, events: Sequence[Event]) -> tuple[tuple[OperationSummary, ...], int]:
-    """Return the operations that have waited longest, those for a certain rank first, and how many more there are.
+    """Return the operations that have waited longest, those for a certain rank first, and the number of others.
 
-    Standing receives are none, nor is what is ready for messages that no receive has asked for.
+    Standing receives do not count, nor do slots for messages that no receive has requested.
     """
     found = [
         operation
@@ -404,7 +404,7 @@ def _resident_bytes() -> int:
 
 
 def _stolen_seconds() -> float:
-    """Return how long the main thread has waited for a processor."""
+    """Return the seconds that the main thread has waited for a processor."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/schedstat", "rb") as file:
             return int(file.read().split()[1]) * 1e-9
@@ -413,7 +413,7 @@ def _stolen_seconds() -> float:
 
 
 def _leave_note(summary: RankSummary) -> None:
-    """Leave the summary in the ring, where the agent finds it also when this process was killed."""
+    """Leave the summary in the ring, where the agent finds it even if this process was killed."""
     recorder = current_recorder()
     if recorder is None:
         return
@@ -426,7 +426,7 @@ def _leave_note(summary: RankSummary) -> None:
 
 
 def _retry(look: Callable[[], Any]) -> Any:
-    """Return what ``look`` returns; what it looks at may change size meanwhile."""
+    """Return the result of ``look``; retry if the state that it reads changes size meanwhile."""
     for _ in range(_TRIES):
         with suppress(RuntimeError):
             return look()

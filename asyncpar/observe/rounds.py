@@ -1,9 +1,9 @@
-"""Rounds of a rank: from the end of one step, or operation of a group, to that of the next; where the time went.  Pure.
+"""Rounds of a rank: from the end of a step, or operation of a group, to that of the next, with times by cause.  Pure.
 
-A rank that trains says of each step how much of it was its own time (see ``core.observe.steps``).  Where it records no
-steps, rounds are of the operations of the group that are not keyed: the time that a rank spends between two of them is
-its own.  No other rank is the cause of it, and it is a difference on one clock.  What it waited within an operation may
-be others'.  So ranks that are slow differ from the others in their own time, also where all finish at the same moment.
+A rank that trains reports for each step how much of it was its own time (see ``core.observe.steps``).  If it records no
+steps, rounds are those of the group's unkeyed operations: the time that a rank spends between two of them is its own.
+No other rank is the cause of it, and it is a difference on one clock.  Waits within an operation may be caused by
+others.  So slow ranks differ from the others in their own time, even if all finish at the same moment.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ INPUT_NAMES: Final = ("load", "input", "data", "batch", "read", "fetch")
 """Spans whose names begin with one of these wait for input."""
 
 _TURNS: Final = 8
-"""The last steps, among which are those of all that take turns."""
+"""Number of last steps, among which are those of all that take turns."""
 
 
 class Cause(StrEnum):
-    """Where time went."""
+    """Cause of spent time."""
 
     COMPUTE = "compute"
     INPUT = "input"
     """Spans of the program that are named as loading, see ``INPUT_NAMES``."""
     BLOCKED = "blocked loop"
-    """Code that kept the event loop from going on."""
+    """Code that kept the event loop from continuing."""
     COLLECTION = "garbage collection"
     TAKEN = "processor taken"
-    """The thread could have run, and the processor was another program's."""
+    """The thread could have run, but the processor was used by another program."""
     LINK = "link"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round: ``own`` is the rank's own time, ``seconds`` the whole round; ``parts`` are of ``own``.
+    """One round: ``own`` is the rank's own time, ``seconds`` the whole round; ``parts`` divide ``own``.
 
     ``ran`` are the seconds of ``own`` in which its busiest thread had a processor; 0.0 if it did not wait for one.
     """
@@ -54,7 +54,7 @@ class Round:
 
 
 def rounds_of(events: Sequence[Event], group: int, most: int) -> list[Round]:
-    """Return the ``most`` last rounds of ``group`` (a number on the wire), from events in the order of their begins.
+    """Return the last ``most`` rounds of ``group`` (a number on the wire), from events in the order of their begins.
 
     They are those of its steps, if there are any, else of its operations.
     """
@@ -64,9 +64,9 @@ def rounds_of(events: Sequence[Event], group: int, most: int) -> list[Round]:
 
 
 def join_rounds(known: Sequence[Round], found: Sequence[Round], most: int) -> list[Round]:
-    """Return the last ``most`` rounds of an earlier look and of this one.
+    """Return the last ``most`` rounds of an earlier inspection and of this one.
 
-    A round that is known stays as it was: its pauses may be gone meanwhile.  Numbers that begin anew are of others.
+    A known round stays unchanged: its pauses may be gone by now.  Numbers that start again belong to other rounds.
     """
     if known and found and found[-1].number < known[-1].number:
         known = ()
@@ -75,7 +75,7 @@ def join_rounds(known: Sequence[Round], found: Sequence[Round], most: int) -> li
 
 
 def _rounds_of_steps(steps: Sequence[Event], pauses: Sequence[Event], most: int) -> list[Round]:
-    """Return the rounds of one of those that take steps: of several that take turns, the first by name."""
+    """Return the rounds of one series of steps: of several that take turns, the first by name."""
     name = min(step.name for step in steps[-_TURNS:])
     chosen = [step for step in steps if step.name == name][-most - 1 :]
     found = []
@@ -116,9 +116,9 @@ def _parts(pauses: Iterable[Event], start: float, stop: float) -> dict[Cause, fl
         if cause is None:
             continue
         begun, ended = pause.created, stop if pause.ended is None else pause.ended
-        if cause is Cause.BLOCKED:  # it had begun before it was seen
+        if cause is Cause.BLOCKED:  # it had begun before it was detected
             begun -= pause.sequence * 1e-6
-        if cause is Cause.TAKEN:  # at the end of the time that was looked at
+        if cause is Cause.TAKEN:  # at the end of the sampled time
             begun, ended = pause.created - pause.sequence * 1e-6, pause.created
         shared = min(ended, stop) - max(begun, start)
         if shared <= 0.0:
@@ -130,7 +130,7 @@ def _parts(pauses: Iterable[Event], start: float, stop: float) -> dict[Cause, fl
 
 
 def _ran(pauses: Iterable[Event], start: float, stop: float) -> float:
-    """Return the seconds in which the busiest thread had a processor, as far as samples say."""
+    """Return the seconds in which the busiest thread had a processor, according to samples."""
     ran = 0.0
     for pause in pauses:
         if _cause_of(pause) is Cause.TAKEN and pause.sequence:
@@ -151,7 +151,7 @@ def _cause_of(pause: Event) -> Cause | None:
 
 
 def _rest(own: float, parts: dict[Cause, float]) -> dict[Cause, float]:
-    """Return ``parts`` without what overlaps, and with the rest: that is compute."""
+    """Return ``parts`` without overlaps, and with the rest, which is compute."""
     left, found = own, {}
     for cause in (Cause.TAKEN, Cause.COLLECTION, Cause.INPUT, Cause.BLOCKED):
         part = min(left, parts.get(cause, 0.0))

@@ -1,12 +1,12 @@
-"""The rank's end of its line to the agent: a thread of its own answers what is asked.
+"""The rank's end of its connection to the agent: a thread of its own answers requests.
 
-Theory of operation.  The agent hands each rank one end of a pair of sockets (``ASYNCPAR_OBSERVE_FD``).  A daemon thread
-reads requests, one at a time, and writes answers: it never needs the event loop, and takes part in nothing, so a hang
-does not reach it.  Only a process that is stopped, or whose interpreter lock is held, does not answer; the agent sees
-that by other means.  Where nothing asks, the thread sleeps in the kernel.
+Theory of operation.  The agent passes each rank one end of a socket pair (``ASYNCPAR_OBSERVE_FD``).  A daemon thread
+reads requests, one at a time, and writes answers: it never needs the event loop, and takes part in no operation, so a
+hang does not affect it.  Only a process that is stopped, or whose interpreter lock is held, does not answer; the agent
+detects that by other means.  Without requests, the thread sleeps in the kernel.
 
-Frames are a length of four bytes and msgpack: ``ObserverRequest`` one way, ``ObserverReply`` the other.  What can be
-asked is decided by ``provide``: a name, and a function that is called in the thread.
+Frames are a length of four bytes and msgpack: ``ObserverRequest`` one way, ``ObserverReply`` the other.  The possible
+requests are registered by ``provide``: a name, and a function that is called in the thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from asyncpar.core.observe.reporting import text_of
 
 OBSERVE_FD: Final = "ASYNCPAR_OBSERVE_FD"
-"""The variable with the number of the inherited socket over which the agent asks."""
+"""The variable with the number of the inherited socket for requests of the agent."""
 
 LENGTH: Final = struct.Struct("!I")
 MOST_BYTES: Final = 64 << 20
@@ -32,14 +32,14 @@ _SEND_SECONDS: Final = 5.0
 
 
 class ObserverRequest(msgspec.Struct, frozen=True):
-    """Ask for what is provided as ``kind``; the reply has the same ``number``."""
+    """Request for the content provided as ``kind``; the reply has the same ``number``."""
 
     number: int
     kind: str
 
 
 class ObserverReply(msgspec.Struct, frozen=True):
-    """The answer; ``error`` says why there is no ``content``."""
+    """The answer; ``error`` explains why there is no ``content``."""
 
     number: int
     content: bytes = b""
@@ -51,9 +51,9 @@ _providers: dict[str, Provide] = {}
 
 
 def provide(kind: str, make: Provide) -> Callable[[], None]:
-    """Answer requests for ``kind`` with what ``make`` returns, called in the thread; the function returned ends that.
+    """Answer requests for ``kind`` with the result of ``make``, called in the thread; return a callback that ends this.
 
-    The provider that came last answers.
+    The latest provider answers.
     """
     before = _providers.get(kind)
     _providers[kind] = make
@@ -69,7 +69,7 @@ def provide(kind: str, make: Provide) -> Callable[[], None]:
 
 
 class RankService:
-    """Answers over one socket until that ends."""
+    """Answers requests over one socket until it is closed."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -80,7 +80,7 @@ class RankService:
         threading.Thread(target=self.run, name="asyncpar observer", daemon=True).start()
 
     def run(self) -> None:
-        """Answer until the other end is closed, or does not take an answer."""
+        """Answer until the other end is closed, or does not accept an answer."""
         with suppress(OSError, EOFError, msgspec.DecodeError), self._connection:
             self._connection.settimeout(None)
             while True:
@@ -105,9 +105,9 @@ _service: RankService | None = None
 
 
 def open_service(environment: Mapping[str, str]) -> None:
-    """Answer the agent that has started this process, if it has given a socket for that; once in a process.
+    """Answer the agent that has started this process, if it has passed a socket; once in a process.
 
-    ``rank_view.provide_process`` says what is answered.
+    ``rank_view.provide_process`` registers the answers.
     """
     global _service  # noqa: PLW0603  # the descriptor is the process's
     text = environment.get(OBSERVE_FD, "")
@@ -116,19 +116,19 @@ def open_service(environment: Mapping[str, str]) -> None:
     try:
         os.set_inheritable(int(text), False)
         connection = socket.socket(fileno=int(text))
-    except OSError:  # a program that a rank has started has its variables, and not its descriptors
+    except OSError:  # a program started by a rank inherits its variables, but not its descriptors
         return
     _service = RankService(connection)
     _service.start()
 
 
 def is_open() -> bool:
-    """Does an agent look at this process?"""
+    """Return whether an agent observes this process."""
     return _service is not None
 
 
 def frame(value: msgspec.Struct) -> bytes:
-    """Return ``value`` as it travels."""
+    """Encode ``value`` as a frame."""
     content = msgspec.msgpack.encode(value)
     return LENGTH.pack(len(content)) + content
 

@@ -2,7 +2,7 @@
 ``asyncpar.sinks``.
 
 A sink runs in the launcher's process, in a thread of its own.  When it is slow, summaries are dropped and counted; when
-it fails, it is said once and the sink is left out.  The job goes on undisturbed.
+it fails, this is reported once and the sink is left out.  The job goes on undisturbed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from asyncpar.observe.summary import JobSummary
 
 ENTRY_POINTS: Final = "asyncpar.sinks"
 KUBEFLOW_URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The variable by which Kubeflow Trainer asks for the status of a job: the sink ``kubeflow`` needs no option."""
+"""The variable by which Kubeflow Trainer requests the status of a job: the sink ``kubeflow`` needs no option."""
 _MOST_WAITING: Final = 8
 _CLOSE_PATIENCE: Final = 2.0
 
 
 class Sink(Protocol):
-    """Gets the summaries of a job.  All is called in one thread; an exception ends the sink, not the job."""
+    """Receives the summaries of a job.  All calls are in one thread; an exception ends the sink, not the job."""
 
     def take(self, job: JobSummary) -> None:
-        """Take the summary of about one second."""
+        """Handle the summary of about one second."""
         ...
 
     def close(self, outcome: str) -> None:
-        """End: ``outcome`` says how the job ended."""
+        """End: ``outcome`` describes how the job ended."""
         ...
 
 
@@ -40,9 +40,9 @@ MakeSink = Callable[[], Sink]
 
 
 def load_sink(name: str) -> MakeSink:
-    """Return what makes the sink ``name``: an entry point, or ``package.module:NAME``.
+    """Return the factory of the sink ``name``: an entry point, or ``package.module:NAME``.
 
-    Raises ``UsageError`` if there is none, naming those that there are.
+    Raises ``UsageError`` if there is none, listing the existing ones.
     """
     import importlib.metadata  # takes long to import, and few jobs have sinks
 
@@ -66,13 +66,13 @@ def load_sink(name: str) -> MakeSink:
 
 
 def names_of_sinks(asked: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the sinks of a job: those that the user ``asked`` for, and the one that its ``environment`` does."""
+    """Return the sinks of a job: those that the user ``asked`` for, and the one that its ``environment`` requests."""
     is_wanted = bool(environment.get(KUBEFLOW_URL)) and "kubeflow" not in asked
     return (*asked, "kubeflow") if is_wanted else asked
 
 
 class SinkThread:
-    """Feeds one sink.  ``say`` is told, in the sink's thread, what went wrong."""
+    """Feeds one sink.  ``say`` is called, in the sink's thread, with a description of its failure."""
 
     def __init__(self, name: str, make: MakeSink, say: Callable[[str], None]) -> None:
         self._name, self._make, self._say = name, make, say
@@ -85,14 +85,14 @@ class SinkThread:
         self._thread.start()
 
     def take(self, job: JobSummary) -> None:
-        """Hand over a summary; it is dropped and counted if the sink has several waiting."""
+        """Hand over a summary; it is dropped and counted if several are waiting for the sink."""
         try:
             self._waiting.put_nowait(job)
         except queue.Full:
             self.dropped += 1
 
     def close(self, outcome: str) -> None:
-        """Tell the outcome and wait for the sink, two seconds at most."""
+        """Report the outcome to the sink and wait for it, at most two seconds."""
         with suppress(queue.Full):
             self._waiting.put(outcome, timeout=_CLOSE_PATIENCE / 2)
             self._thread.join(_CLOSE_PATIENCE)

@@ -1,4 +1,4 @@
-"""Stacks as values: frames, tasks, threads and processes, as they travel from ranks to commands.  Pure."""
+"""Stacks as plain values for the wire: frames, tasks, threads and processes.  Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOP: Final = (f"{_LIBRARY}{os.sep}asyncio{os.sep}", f"{_LIBRARY}{os.sep}select
 
 
 class FrameView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One frame; ``is_user``: it is code of the program, not of asyncpar, asyncio or the interpreter."""
+    """One frame; ``is_user`` means code of the program, not of asyncpar, asyncio or the interpreter."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class FrameView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CallView(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an actor: ``number`` is that of its caller, ``rank`` the other end of it."""
+    """A call of an actor: ``number`` is that of its caller, ``rank`` the other end."""
 
     rank: int
     number: int
@@ -46,10 +46,10 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task; ``frames`` go from the outermost to where it waits.
+    """A task; ``frames`` go from the outermost to the one where it waits.
 
-    ``waits`` says for what, ``ranks`` for which ranks, ``tasks`` for which other tasks of this process, ``ask`` for
-    which answer; ``serves`` is the call that it works for.
+    ``waits`` describes the wait, ``ranks``, ``tasks`` and ``ask`` are the ranks, the other tasks of this process and
+    the answer that it waits for; ``serves`` is the call that it works for.
     """
 
     name: str
@@ -68,7 +68,7 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ThreadView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A thread; ``frames`` go from the outermost to where it is."""
+    """A thread; ``frames`` go from the outermost to the current one."""
 
     name: str
     frames: tuple[FrameView, ...]
@@ -76,7 +76,7 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """Where the program is that runs in it, as ``train.py:57``; "" if only an event loop does, or a library."""
+        """The place of the program in it, as in ``train.py:57``; "" if only an event loop or a library runs in it."""
         for frame in reversed(self.frames):
             if frame.is_user:
                 return frame.site
@@ -86,7 +86,7 @@ class ThreadView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def doing(self) -> str:
-        """What the program does there, in the words in which ranks report it; "" if the place is not known."""
+        """The program's work there, in the words in which ranks report it; "" if the place is not known."""
         return describe_place(self.place, is_inside=bool(self.frames) and self.frames[-1].file.startswith(_PACKAGE))
 
 
@@ -100,13 +100,13 @@ class ProcessStacks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tasks: tuple[TaskView, ...] = ()
     more_tasks: int = 0
     text: str = ""
-    """Stacks as text, where nothing else could be had."""
+    """Stacks as text, if nothing else was available."""
 
 
 def parse_dump(dump: str) -> tuple[str, tuple[ThreadView, ...]]:
-    """Return what ``faulthandler`` wrote: the error at its begin ("": none), and the threads, the main one first.
+    """Parse the output of ``faulthandler``: the error at its begin ("": none), and the threads, the main one first.
 
-    It writes no more than that about a frame, so what is installed counts as no code of the program.
+    It has no further details of frames, so installed files do not count as code of the program.
     """
     begins = list(_DUMPED_THREAD.finditer(dump))
     fatal = next((line for line in dump.splitlines() if line.startswith("Fatal Python error")), "")
@@ -126,9 +126,9 @@ def parse_dump(dump: str) -> tuple[str, tuple[ThreadView, ...]]:
 
 
 def crash_line(dump: str) -> str:
-    """Return in one line which error ``faulthandler`` wrote down as the process ended, and where; "" if none.
+    """Describe in one line the error that ``faulthandler`` recorded as the process ended, and its place; "" if none.
 
-    Where that is in a library, the place in the program that has called it is named, too.
+    If that is in a library, the calling place in the program is named, too.
     """
     lines = iter(dump.splitlines())
     fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
@@ -148,5 +148,5 @@ def crash_line(dump: str) -> str:
 
 
 def is_of_user(file: str) -> bool:
-    """Is ``file`` of the program, as far as its name says?  What is installed is not."""
+    """Return whether ``file`` belongs to the program, judging by its name: installed files do not."""
     return not file.startswith((_PACKAGE, _LIBRARY, "<frozen")) and "/site-packages/" not in file

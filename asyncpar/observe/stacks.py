@@ -1,8 +1,8 @@
-"""Stacks of a process, seen from another thread of it: its threads, its tasks, and what each task awaits.
+"""Stacks of a process, captured in another of its threads: its threads, its tasks, and their awaitables.
 
-Nothing is stopped, and no debugger takes part: threads by ``sys._current_frames``, tasks by the coroutines that they
-await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames say which
-operation or which actor's answer a task waits for, and for which call of which rank it works.
+Nothing is stopped, and no debugger is used: threads are captured by ``sys._current_frames``, tasks by the coroutines
+that they await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames tell
+which operation or which actor's answer a task waits for, and for which call of which rank it works.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Seen = TypeVar("Seen")
 
 
 class PlacedFrame(NamedTuple):
-    """A frame, and the line in which it was when it was seen."""
+    """A frame, and its line at the time of the capture."""
 
     frame: FrameType
     line: int | None
 
 
 def capture_threads() -> tuple[ThreadView, ...]:
-    """Return all threads of this process but the one that asks, the main thread first."""
+    """Return all threads of this process except the calling one, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
     stacks = at_one_moment(
@@ -66,11 +66,11 @@ def _walk(frame: FrameType | None) -> list[PlacedFrame]:
 
 
 def at_one_moment(look: Callable[[], Seen]) -> Seen:
-    """Return what ``look`` sees when two looks in a row see the same.
+    """Return the result of ``look`` once two calls in a row agree.
 
     Threads run on between two instructions of this one: lines that are read one after the other may never have been
-    together.  A look begins with a whole slice of the interpreter, which is longer than two of them.  After a few tries
-    the last one counts.
+    current together.  A call begins with a whole time slice of the interpreter, which is longer than two calls.  After
+    a few tries the last result counts.
     """
     seen = look()
     for _ in range(_TRIES):
@@ -82,7 +82,7 @@ def at_one_moment(look: Callable[[], Seen]) -> Seen:
 
 
 def capture_tasks(loop: asyncio.AbstractEventLoop) -> tuple[tuple[TaskView, ...], int]:
-    """Return the tasks of ``loop``, those with code of the program first, and how many more there are."""
+    """Return the tasks of ``loop``, those with code of the program first, and the number of others."""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
     views = [view_task(task, loop) for task in tasks[:MOST_TASKS]]
     views.sort(key=lambda view: view.user_frame is None)
@@ -90,7 +90,7 @@ def capture_tasks(loop: asyncio.AbstractEventLoop) -> tuple[tuple[TaskView, ...]
 
 
 def view_frames(frames: Sequence[PlacedFrame]) -> list[FrameView]:
-    """Return views of ``frames``, the innermost ones if there are too many."""
+    """Return views of ``frames``, only the innermost ones if there are too many."""
     views = []
     for frame, known in frames[-MOST_FRAMES:]:
         code, line = frame.f_code, known or frame.f_code.co_firstlineno
@@ -103,7 +103,7 @@ def view_frames(frames: Sequence[PlacedFrame]) -> list[FrameView]:
 
 
 def view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskView:
-    """Return where ``task`` of ``loop`` is, and what it waits for."""
+    """Return the view of ``task`` of ``loop``: its place, and its wait."""
     placed = at_one_moment(lambda: [PlacedFrame(each, each.f_lineno) for each in await_chain(task.get_coro())])
     frames = [each.frame for each in placed]
     is_running = asyncio.current_task(loop) is task
@@ -132,7 +132,7 @@ def view_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> TaskV
 
 
 def await_chain(awaitable: Any) -> Iterable[FrameType]:
-    """Yield the frames from a coroutine to where it waits, through generators and wrapped coroutines."""
+    """Yield the frames from a coroutine to its innermost wait, through generators and wrapped coroutines."""
     for _ in range(MOST_FRAMES * 4):
         frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "gi_frame", None)
         if isinstance(frame, FrameType):
@@ -176,7 +176,7 @@ def _find_parts(frames: list[FrameType], waiter: Any) -> tuple[Operation | None,
 
 
 def _awaited_tasks(waiter: Any) -> Iterable[str]:
-    """Yield the names of tasks that end ``waiter``: itself, those that it gathers, or that ``asyncio.wait`` has."""
+    """Yield the names of tasks that end ``waiter``: itself, those that it gathers, or those of ``asyncio.wait``."""
     if isinstance(waiter, asyncio.Task):
         yield waiter.get_name()
     for child in getattr(waiter, "_children", ()) or ():
@@ -185,7 +185,7 @@ def _awaited_tasks(waiter: Any) -> Iterable[str]:
 
 
 def _describe_wait(frames: list[FrameType], waiter: Any) -> str:
-    """Return what a task waits for that is none of ours: the innermost call, ``sleep``, ``Queue.get``."""
+    """Describe the wait of a task outside of asyncpar by its innermost call: ``sleep``, ``Queue.get``."""
     inner = frames[-1].f_code if frames else None
     if inner is not None and not is_user_code(inner):
         return inner.co_qualname

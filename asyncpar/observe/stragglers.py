@@ -1,11 +1,12 @@
-"""Ranks that are slower than the others, and why; links that are slower than the others.  Pure.
+"""Ranks that are slower than the others, with the cause, and links that are slower than the others.  Pure.
 
 Theory of operation.  In each round (see ``rounds.py``) the *excess* of a rank is its own time less the median of the
 others'.  A rank is a straggler if the mean of its excess over ``WINDOW`` rounds is above a tenth of a round, above six
-standard errors of that mean (from the median absolute deviation, which single pauses do not change), and not the work
-of one round alone.  The cause is the part of its own time in which it differs most.  Blocking the event loop is a cause
-only where the others do not: in programs that compute on the loop all do, and the difference is compute.  Where ranks
-share processors, one that computes more waits longer for them: what others wait for as much work counts as that work.
+standard errors of that mean (from the median absolute deviation, which is robust against single pauses), and not due to
+one round alone.  The cause is the part of its own time in which it differs most.  Blocking the event loop is a cause
+only if the others do not: in programs that compute on the loop all do, and the difference is compute.  Where ranks
+share processors, one that computes more waits longer for them: the time that others wait for as much work counts as
+that work.
 """
 
 from __future__ import annotations
@@ -20,54 +21,54 @@ from asyncpar.observe.rounds import Cause, Round
 
 WINDOW: Final = 20
 TOLD_ROUNDS: Final = WINDOW + 4
-"""Rounds that a rank tells of: ranks are not looked at in the same moment, and rounds that all have are judged."""
+"""Number of rounds that a rank reports: ranks are not sampled at the same moment, and only common rounds are judged."""
 
 LEAST_COMMON: Final = 15
-"""Rounds that all ranks must have told of before one is judged."""
+"""Number of rounds that all ranks must have reported before one is judged."""
 
 LEAST_SHARE: Final = 0.1
 STANDARD_ERRORS: Final = 6.0
 LEAST_ROUNDS: Final = 3
-"""Rounds in which the excess must show: one pause is no habit."""
+"""Number of rounds in which the excess must show: one pause is not enough."""
 
 LEAST_EXCESS: Final = 0.0005
-"""Seconds a round, below which nobody cares."""
+"""Seconds a round, below which the excess does not matter."""
 
 _NORMAL: Final = 1.4826
-"""Standard deviations in a median absolute deviation of normal values."""
+"""Standard deviation of normal values, in median absolute deviations."""
 
 SLOW_LINK: Final = 3.0
-"""Times the median round trip."""
+"""Multiple of the median round trip."""
 SLOW_LINK_SECONDS: Final = 0.002
 SLOW_RATE: Final = 4.0
-"""Times that the links of the other ranks are faster than one that takes no more."""
+"""Factor by which the links of the other ranks are faster than a full one."""
 
 LEAST_SENDERS: Final = 3
 RATE_LOOKS: Final = 8
-"""Looks at a link between which its rate is taken."""
+"""Number of samples of a link over which its rate is taken."""
 
 LEAST_LOOK_SECONDS: Final = 0.5
-"""Seconds between two looks that both count: a job may be looked at by many."""
+"""Minimum seconds between two samples that both count: many observers may sample a job."""
 
 _UNITS: Final = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0))
 
 LEAST_FULL: Final = 2
-"""Looks of those in which a link took no more, before it counts as one that does not."""
+"""Number of those samples in which a link was full, before it counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A rank that holds up the others by ``excess`` seconds a round, a ``share`` of the round; ``cause`` is why."""
+    """A rank that holds up the others by ``excess`` seconds a round, a ``share`` of the round, because of ``cause``."""
 
     rank: int
     cause: Cause
     excess: float
     share: float
     rounds: tuple[int, int]
-    """The first and the last round that were looked at."""
+    """The first and the last round that were judged."""
 
     def describe(self, host: str = "") -> str:
-        """Return a sentence."""
+        """Describe it in a sentence."""
         where = f" on {host}" if host else ""
         return (
             f"rank {self.rank}{where} is slow: each of its rounds takes {self.excess * 1e3:.1f} ms ({self.share:.0%}) "
@@ -94,7 +95,7 @@ class SlowLink:
     usual: float
 
     def describe(self) -> str:
-        """Return a sentence."""
+        """Describe it in a sentence."""
         one, other = self.ranks
         return (
             f"the link between ranks {one} and {other} is slow: a round trip takes {self.seconds * 1e3:.1f} ms, over "
@@ -105,7 +106,7 @@ class SlowLink:
 def find_straggler(rounds: Mapping[int, Sequence[Round]], *, window: int = WINDOW) -> Straggler | None:
     """Return the worst straggler in the last ``window`` rounds that all ranks have; None if there is none.
 
-    It takes ``LEAST_COMMON`` of them.
+    At least ``LEAST_COMMON`` of them are needed.
     """
     if len(rounds) < 2:
         return None
@@ -153,7 +154,7 @@ def _judge(
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Return that of the mean, as if values were normal; few outliers do not change it."""
+    """Return the standard error of the mean, as if values were normal; a few outliers do not change it."""
     middle = median(values)
     return _NORMAL * median(abs(value - middle) for value in values) / math.sqrt(len(values))
 
@@ -173,9 +174,10 @@ def _cause(mine: Sequence[Round], theirs: Sequence[Sequence[Round]]) -> Cause:
 def _move_waits(
     excess: dict[Cause, float], mine: Sequence[Round], theirs: Sequence[Sequence[Round]], usual: float
 ) -> None:
-    """Count waits for a processor that a rank has because it has more to do than the others as that work.
+    """Count waits for a processor that are due to a rank's additional work as that work.
 
-    The others wait ``usual`` seconds for what they do.  The work is that of a cause that is half of it, else compute.
+    The others wait ``usual`` seconds for their own work.  The work is that of a cause that makes up half of it, else
+    compute.
     """
     usual_ran = median(fmean(each.ran for each in rounds) for rounds in theirs)
     more = fmean(each.ran for each in mine) - usual_ran
@@ -189,7 +191,7 @@ def _move_waits(
 
 
 def find_slow_link(round_trips: Mapping[tuple[int, int], float]) -> SlowLink | None:
-    """Return the slowest link if it is far slower than the others; ``round_trips`` are seconds by pair of ranks."""
+    """Return the slowest link if it is far slower than the others; ``round_trips`` are in seconds by pair of ranks."""
     if len(round_trips) < 3:
         return None
     ranks = max(round_trips, key=lambda pair: round_trips[pair])
@@ -202,14 +204,14 @@ def find_slow_link(round_trips: Mapping[tuple[int, int], float]) -> SlowLink | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowSender:
-    """A rank whose link takes ``rate`` bytes/s and no more, where ``usual`` is the median of the other ranks'."""
+    """A rank whose link is full at ``rate`` bytes/s, where ``usual`` is the median of the other ranks'."""
 
     rank: int
     rate: float
     usual: float
 
     def describe(self, host: str = "") -> str:
-        """Return a sentence."""
+        """Describe it in a sentence."""
         where = f" on {host}" if host else ""
         return (
             f"rank {self.rank}{where} is slow: its link takes {_rate(self.rate)}, those of the other ranks at least "
@@ -218,13 +220,13 @@ class SlowSender:
 
 
 def _rate(rate: float) -> str:
-    """Return ``2.4 MB/s``, ``1.31 GB/s``: three digits at most, without an exponent."""
+    """Format a rate as ``2.4 MB/s``, ``1.31 GB/s``: at most three digits, without an exponent."""
     unit, size = next(((unit, size) for unit, size in _UNITS if rate >= 0.9995 * size), _UNITS[-1])
     return f"{rate / size:.3g} {unit}"
 
 
 class LinkLook(NamedTuple):
-    """A look at a link, at ``time``: it had carried ``nbytes`` in ``busy`` seconds, and had more to carry if full."""
+    """A sample of a link, at ``time``: it had carried ``nbytes`` in ``busy`` seconds, and had more to carry if full."""
 
     time: float
     nbytes: int
@@ -233,9 +235,9 @@ class LinkLook(NamedTuple):
 
 
 class LinkRate(NamedTuple):
-    """Bytes/s that a link carries while it has to carry any, which is a ``share`` of the time.
+    """Bytes/s that a link carries while it has any to carry, which is a ``share`` of the time.
 
-    ``is_full``: it takes no more, else it may be faster.
+    ``is_full`` means that it accepts no more; otherwise it may be faster.
     """
 
     rate: float
@@ -244,7 +246,7 @@ class LinkRate(NamedTuple):
 
 
 def add_look(looks: Sequence[LinkLook], look: LinkLook) -> list[LinkLook]:
-    """Return the last looks, this one among them unless it comes too soon; those at another lane are dropped."""
+    """Return the last samples, including this one unless it comes too soon; those of another lane are dropped."""
     if looks and (look.nbytes < looks[-1].nbytes or look.busy < looks[-1].busy):
         looks = []
     if looks and look.time - looks[-1].time < LEAST_LOOK_SECONDS:
@@ -255,8 +257,8 @@ def add_look(looks: Sequence[LinkLook], look: LinkLook) -> list[LinkLook]:
 def settle_rate(looks: Sequence[LinkLook]) -> LinkRate | None:
     """Return the rate of a link between the first and the last of ``looks``; None if it had nothing to carry.
 
-    It is that of all bytes in all that time: what a link takes in single moments is far more, or less, where ranks
-    share processors.  A link that is full for most of the time is not so in each look.
+    It is taken over all bytes and all of the time: the momentary rate of a link is far higher, or lower, where ranks
+    share processors.  A link that is full most of the time is not full in every sample.
     """
     if len(looks) < 2 or looks[-1].busy <= looks[0].busy:
         return None
@@ -273,8 +275,8 @@ def settle_rate(looks: Sequence[LinkLook]) -> LinkRate | None:
 def find_slow_sender(rates: Mapping[int, LinkRate]) -> SlowSender | None:
     """Return the rank with the slowest link if it holds up the job; None if there is none.
 
-    ``rates`` are those of the link over which each rank sends most.  The slow one is full, far slower than those of the
-    others, and so costs a tenth of the time and more: with the others' rate that would be free.
+    ``rates`` are those of the link over which each rank sends most.  The slow link is full, far slower than those of
+    the others, and costs at least a tenth of the time, which the others' rate would save.
     """
     if len(rates) < LEAST_SENDERS:
         return None

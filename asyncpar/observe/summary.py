@@ -1,7 +1,7 @@
-"""Summaries: ranks, hosts and jobs as they tell of themselves once a second; plain values, as msgpack and JSON.  Pure.
+"""Summaries: reports of ranks, hosts and jobs once a second; plain values, as msgpack and JSON.  Pure.
 
-A rank makes a ``RankSummary`` (about 2 kB); its agent adds what only it sees (is the process stopped?) in a
-``RankReport``; the launcher of a job puts the reports of all hosts together in a ``JobSummary``.
+A rank makes a ``RankSummary`` (about 2 kB); its agent adds facts that only it sees (whether the process is stopped) in
+a ``RankReport``; the launcher of a job combines the reports of all hosts in a ``JobSummary``.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.harmless import harmless_values
 
 MOST_OPERATIONS: Final = 16
-"""Operations that a summary names; those that have waited longest come first."""
+"""Number of operations that a summary names; those that have waited longest come first."""
 
 STALE_SECONDS: Final = 3.0
-"""A summary that is older says when it was told; ranks are asked once a second."""
+"""Seconds after which a summary is shown with its age; ranks are asked once a second."""
 
 MOST_LINKS: Final = 64
 MOST_MAILBOXES: Final = 16
 MOST_LETTERS: Final = 4
 MOST_SERVED: Final = 32
 MOST_FIGURES: Final = 8
-"""Figures of each kind of event that a summary has."""
+"""Number of figures of each kind of event in a summary."""
 
 MOST_VALUES: Final = 32
 MOST_PAST: Final = 16
-"""Generations that a job's summary lists, the last ones."""
+"""Number of generations that a job's summary lists, the last ones."""
 
 
 class OperationSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An operation that has begun and is not over.
+    """A pending operation.
 
     ``label`` is its name in messages (``all_reduce #7``), ``text`` describes it with dtype and size, ``seconds`` is the
     time since its last progress.  ``waits_for`` are the ranks that it waits for, the one that it needs next first, and
-    ``culprit`` the rank that holds it up as far as other ranks have told.  ``site`` is where the program called it
-    (``train.py:57``), "" if that is not known.  ``is_awaited`` False: it was called, and is not awaited yet.
+    ``culprit`` the rank that holds it up as reported by other ranks.  ``site`` is where the program called it
+    (``train.py:57``), "" if it is not known.  ``is_awaited`` False means that it was called, and is not awaited yet.
     """
 
     label: str
@@ -58,12 +58,12 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class AskSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call of an actor that waits for its answer; ``rank`` is where the actor lives.
+    """A call of an actor that waits for its answer; ``rank`` is the actor's rank.
 
-    ``site`` is where the program called it, ``told`` what its rank has told of it, having inquired what the actor does
-    (None: nothing so far).  ``is_stream``: it takes items, and may do so for ever.  ``call`` is its number at its
-    caller, ``caller`` the actor that calls ("": the program), and ``serves`` the call that this one works for: rank and
-    number.  ``is_holding``: the actor that calls takes no other message meanwhile.
+    ``site`` is where the program called it, ``told`` its rank's report of it, after an inquiry about the actor's work
+    (None: nothing so far).  ``is_stream``: it takes items, and may do so forever.  ``call`` is its number at its
+    caller, ``caller`` the calling actor ("": the program), and ``serves`` the call that this one works for: rank and
+    number.  ``is_holding``: the calling actor takes no other message meanwhile.
     """
 
     rank: int
@@ -80,7 +80,7 @@ class AskSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BlockedSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Code that has blocked the event loop for ``seconds``: whose it is, and where it is now."""
+    """Code that has blocked the event loop for ``seconds``: its owner, and its current place."""
 
     what: str
     where: str
@@ -88,7 +88,7 @@ class BlockedSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """An actor with messages that wait."""
+    """An actor with waiting messages."""
 
     actor: str
     waiting: int
@@ -107,8 +107,8 @@ class LetterSummary(msgspec.Struct, frozen=True, kw_only=True):
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The link to ``peer``: bytes sent over it so far, its lane, and the smallest round trip in seconds.
 
-    ``rate`` is how many bytes/s it carried lately while it had to carry any, which was a ``share`` of the time;
-    ``is_full``: the link allows no more, else it may be faster.
+    ``rate`` is the bytes/s that it carried recently while it had any to carry, which was a ``share`` of the time;
+    ``is_full`` means that the link allows no more; otherwise it may be faster.
     """
 
     peer: int
@@ -121,7 +121,7 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ProgressSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The progress that the program has reported last, and the ``fields`` beside it."""
+    """The last progress that the program has reported, with its ``fields``."""
 
     description: str
     completed: float
@@ -143,10 +143,10 @@ class RoundSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FigureSummary(msgspec.Struct, frozen=True, array_like=True):
-    """Microseconds that events took lately: ``what`` they are (``collective``, ``span``), sizes up to ``bytes``.
+    """Microseconds of recent events: ``what`` is their kind (``collective``, ``span``), sizes are up to ``bytes``.
 
-    Of collectives ``rate`` is the bus bandwidth in bytes/s at ``p50``, and ``expected`` are the microseconds that the
-    cost model estimates; 0: not known.
+    For collectives, ``rate`` is the bus bandwidth in bytes/s at ``p50``, and ``expected`` are the microseconds that the
+    cost model estimates; 0: unknown.
     """
 
     what: str
@@ -161,7 +161,7 @@ class FigureSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DurationSummary(msgspec.Struct, frozen=True, array_like=True):
-    """How long the operations ``name`` took so far, ``seconds`` in all; ``counts`` are those of each bucket."""
+    """Durations of the operations ``name`` so far: ``seconds`` in all; ``counts`` are those of each bucket."""
 
     name: str
     counts: tuple[int, ...]
@@ -169,10 +169,10 @@ class DurationSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GradientSummary(msgspec.Struct, frozen=True, array_like=True):
-    """How gradients were synchronized so far.
+    """Figures of the gradient synchronization so far.
 
-    ``hidden`` is the part of the time of communication behind the rank's own work, ``ratio`` how many times fewer bytes
-    were sent than without a codec.
+    ``hidden`` is the part of the communication time that overlaps with the rank's own work, ``ratio`` the factor by
+    which a codec reduced the sent bytes.
     """
 
     hidden: float
@@ -180,18 +180,18 @@ class GradientSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank tells about itself.  ``time`` is on its own wall clock; sizes are in bytes, times in seconds.
+    """The report of a rank about itself.  ``time`` is on its own wall clock; sizes are in bytes, times in seconds.
 
-    ``loop_lag`` is how long the event loop took to answer, ``blocked`` what holds it.  ``cpu`` is processor time used
-    so far, ``stolen`` how long threads waited for a processor, ``gc`` the time in garbage collections.  ``operations``
-    are those under way, ``operations_done`` and ``bytes_moved`` count by kind of lane (``arena``, ``messages``).
-    ``user_site`` is where the program's own code is in the main thread or in the task that waits, and ``doing`` what it
-    does there, in the words in which the rank answers others (``sleeps at train.py:57``).  ``rounds`` are the
-    last ones of the world's group, ``figures`` those of its last events, ``durations`` those of all its operations
-    (see ``durations.py``), ``gradients`` those of the synchronizer that
-    took the last step.  ``serving`` are calls whose endpoints run, by the rank and the number of their callers.
-    ``dead_letters`` counts messages that no actor handled, and ``letters`` are the last ones, the newest first.
-    ``dropped`` counts what was not told, because nobody took it.
+    ``loop_lag`` is the time that the event loop took to answer, ``blocked`` the code that blocks it.  ``cpu`` is the
+    processor time used so far, ``stolen`` the time that threads waited for a processor, ``gc`` the time in garbage
+    collections.  ``operations`` are the pending ones, ``operations_done`` and ``bytes_moved`` count by kind of lane
+    (``arena``, ``messages``).  ``user_site`` is the place of the program's own code in the main thread or in the task
+    that waits, and ``doing`` its work there, in the words in which the rank answers others (``sleeps at
+    train.py:57``).  ``rounds`` are the last ones of the world's group, ``figures`` those of its last events,
+    ``durations`` those of all its operations (see ``durations.py``), ``gradients`` those of the synchronizer that took
+    the last step.  ``serving`` are calls whose endpoints run, by the rank and the number of their callers.
+    ``dead_letters`` counts messages that no actor handled, and ``letters`` are the last ones, newest first;
+    ``dropped`` counts reports that were not sent, because nobody took them.
     """
 
     rank: int
@@ -235,17 +235,15 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rank as its agent sees it.
+    """A rank from the view of its agent.
 
     ``condition`` is ``well``, ``stopped`` (SIGSTOP, a debugger), ``hung`` (no Python code runs), ``busy`` (no Python
-    code runs, but it computes), ``uninterruptible`` (in the kernel), or ``ended``, for ``seconds``.  ``summary`` is
-    what it told last, ``age`` seconds ago; None: it has told nothing (it does not use asyncpar, or has not yet come so
-    far).
-    ``place`` is where its program is, as its agent reads it from outside while the rank does not answer, and ``doing``
-    what it does there, in the words of ``RankSummary.doing``.
-    ``restarts`` counts the processes of this rank before this one, that failed, or began again as others had failed.
-    ``ending`` says how it ended, ``blames`` is the rank that it has named as the cause then, and ``call`` what it had
-    called where others called something else.
+    code runs, but it computes), ``uninterruptible`` (in the kernel), or ``ended``, for ``seconds``.  ``summary`` is its
+    last report, ``age`` seconds ago; None: it has not reported (it does not use asyncpar, or has not yet come so far).
+    ``place`` is the place of its program, which its agent reads from outside while the rank does not answer, and
+    ``doing`` its work there, in the words of ``RankSummary.doing``.  ``restarts`` counts the earlier processes of this
+    rank, which failed, or were restarted as others had failed.  ``ending`` describes how it ended, ``blames`` is the
+    rank that it then named as the cause, and ``call`` its own call where others called something else.
     """
 
     rank: int
@@ -266,20 +264,20 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restarts: int = 0
 
     def aged(self, seconds: float) -> RankReport:
-        """Return it that many seconds later: a condition lasts as long as no other one is reported."""
+        """Return it as of ``seconds`` later: a condition lasts until another one is reported."""
         lasts = 0.0 if self.condition == "well" else seconds
         return msgspec.structs.replace(self, age=self.age + seconds, seconds=self.seconds + lasts)
 
     @property
     def is_stale(self) -> bool:
-        """Is what it told last no picture of what it does now?"""
+        """Whether its last report no longer describes its current state."""
         return self.age > STALE_SECONDS or self.condition == "ended"
 
 
 class PastGeneration(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation of ranks that ended for ``reason``, after which they began again at ``time``.
+    """A generation of ranks that ended for ``reason``, after which they restarted at ``time``.
 
-    It is all ranks of a job, or one process under an agent.
+    It comprises all ranks of a job, or one process under an agent.
     """
 
     generation: int
@@ -288,9 +286,9 @@ class PastGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemorySummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limit of a host's ranks that is nearest: ``used`` of ``limit`` bytes, of a control group or of the host.
+    """The nearest memory limit of a host's ranks: ``used`` of ``limit`` bytes, of a control group or of the host.
 
-    ``growth`` is by how many bytes/s ``used`` has grown in the last seconds.
+    ``growth`` is the growth of ``used`` in the last seconds, in bytes/s.
     """
 
     used: int
@@ -300,17 +298,17 @@ class MemorySummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def seconds_left(self) -> float:
-        """How long it lasts if it goes on growing like that."""
+        """Seconds that it lasts at the current growth."""
         return max(0, self.limit - self.used) / self.growth if self.growth > 0.0 else math.inf
 
     @property
     def owner(self) -> str:
-        """Whose limit it is."""
+        """The owner of the limit."""
         return "its control group" if self.is_group else "the host"
 
 
 def spell_bytes(count: float) -> str:
-    """Return ``1.5 GiB``."""
+    """Format a number of bytes: ``1.5 GiB``."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if count >= size:
             return f"{count / size:.4g} {unit}" if count >= 1000 * size else f"{count / size:.3g} {unit}"
@@ -318,10 +316,10 @@ def spell_bytes(count: float) -> str:
 
 
 class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A host: its ranks, ordered.  ``age`` is how many seconds ago its agent told this.
+    """A host: its ranks, ordered.  ``age`` is the seconds since its agent reported this.
 
-    ``restarts`` counts processes that took the place of one that had failed, and ``past`` are the last of those.
-    ``memory`` is what is used of the memory that its ranks may use.
+    ``restarts`` counts processes that replaced a failed one, and ``past`` are the last of those.  ``memory`` is the use
+    of the memory available to its ranks.
     """
 
     host: str
@@ -332,15 +330,15 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     past: tuple[PastGeneration, ...] = ()
 
     def aged(self, seconds: float) -> HostSummary:
-        """Return what is known of the host that many seconds after it told this."""
+        """Return the state of the host as of ``seconds`` later."""
         return msgspec.structs.replace(self, age=seconds, ranks=tuple(report.aged(seconds) for report in self.ranks))
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job, as the launcher of its first host sees it.  ``time`` and ``started`` are on that host's wall clock.
+    """A job, from the view of the launcher of its first host.  ``time`` and ``started`` are on that host's wall clock.
 
-    ``restarts`` counts those after failures (``--max-restarts``); ``past`` are the last generations, those that ended
-    because hosts joined or left among them, the newest last.
+    ``restarts`` counts those after failures (``--max-restarts``); ``past`` are the last generations, including those
+    that ended because hosts joined or left, newest last.
     """
 
     job: str
@@ -361,11 +359,11 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def ranks(self) -> list[RankReport]:
-        """The reports of all ranks, in the order of ranks."""
+        """The reports of all ranks, in rank order."""
         return sorted((report for host in self.hosts for report in host.ranks), key=lambda report: report.rank)
 
     def renewed(self, answers: Iterable[RankAnswer]) -> JobSummary:
-        """Return it with what ranks have answered to ``summary`` since; the others keep what they told last."""
+        """Return it updated with later answers of ranks to ``summary``; the other ranks keep their last report."""
         renewed: dict[int, RankSummary] = {}
         for answer in answers:
             if not answer.error:
@@ -381,7 +379,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank has told when it was asked; ``error`` says why there is no ``content``."""
+    """The answer of a rank to a request; ``error`` explains why there is no ``content``."""
 
     rank: int
     host: str
@@ -393,20 +391,20 @@ Value = TypeVar("Value", bound=msgspec.Struct)
 
 
 def pack(value: msgspec.Struct) -> bytes:
-    """Return ``value`` as msgpack."""
+    """Encode ``value`` as msgpack."""
     return msgspec.msgpack.encode(value)
 
 
 def unpack(content: bytes, kind: type[Value]) -> Value:
-    """Return the ``kind`` that ``pack`` encoded.  Raises ``msgspec.DecodeError``."""
+    """Decode a ``kind`` from ``pack``.  Raises ``msgspec.DecodeError``."""
     return msgspec.msgpack.decode(content, type=kind)
 
 
 def to_json(value: msgspec.Struct) -> bytes:
-    """Return ``value`` as JSON in one line."""
+    """Encode ``value`` as JSON in one line."""
     return msgspec.json.encode(value)
 
 
 def from_json(content: bytes, kind: type[Value]) -> Value:
-    """Return the ``kind`` that ``to_json`` encoded.  Raises ``msgspec.DecodeError``."""
+    """Decode a ``kind`` from ``to_json``.  Raises ``msgspec.DecodeError``."""
     return msgspec.json.decode(content, type=kind)

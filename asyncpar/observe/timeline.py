@@ -25,7 +25,7 @@ TRACKS: Final = {
     EventKind.WORLD: "world",
     EventKind.BLOCKED: "blocked loop",
 }
-"""The track of each kind of event, in the order in which they are shown."""
+"""The track of each kind of event, in display order."""
 
 _ROUNDING: Final = 1e-6
 """Seconds by which an arrow may be shorter than its clocks are certain: the shortest are exactly that long."""
@@ -37,7 +37,7 @@ _ARROWS: Final = ((EventKind.SEND, EventKind.RECEIVE), (EventKind.ASK, EventKind
 class EventSlice:
     """A stretch of a rank's time, in seconds of the timeline's clock; slices of one ``lane`` of a track nest.
 
-    ``ended`` is when it was last seen if it ``is_open``.
+    ``ended`` is the last time at which it was seen if it ``is_open``.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class EventSlice:
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """More about it, by name."""
+        """Further facts about it, by name."""
         event, is_bucket = self.event, self.event.kind is EventKind.BUCKET
         facts: dict[str, str | int | None] = {
             "call": None if is_bucket else event.text or None,
@@ -87,7 +87,7 @@ class Timeline:
     """All slices in the order of their begins, and the arrows.
 
     ``left_out`` arrows are missing: as far as the clocks of their ranks are known, they may point backwards.  Times are
-    by the clock of the lowest rank; ``offsets`` has what was added to those of the others.
+    by the clock of the lowest rank; ``offsets`` are the seconds added to those of the others.
     """
 
     slices: tuple[EventSlice, ...]
@@ -98,9 +98,9 @@ class Timeline:
 
 
 def merge_images(older: RankImage | None, newer: RankImage) -> RankImage:
-    """Return the events of both images of a rank; where both have one, the newer image's.
+    """Return the events of both images of a rank; if both have one, the newer image's.
 
-    Those that neither has, because others took their places meanwhile, are counted as ``lost``.
+    Events that neither has, because others took their places meanwhile, are counted as ``lost``.
     """
     if older is None or older.identity.generation != newer.identity.generation:
         return newer
@@ -110,7 +110,7 @@ def merge_images(older: RankImage | None, newer: RankImage) -> RankImage:
 
 
 def _lost(older: RankImage, newer: RankImage) -> int:
-    """Return how many events have begun since ``older`` whose places others had before ``newer``."""
+    """Return the number of events that began after ``older`` and were overwritten before ``newer``."""
     if not older.events or not newer.events:
         return 0
     capacity = newer.capacity
@@ -119,7 +119,7 @@ def _lost(older: RankImage, newer: RankImage) -> int:
     for event in newer.events:
         if event.ticket >= missed.stop:
             break
-        laps = max(0, -(-(missed.start - event.ticket) // capacity))  # it went on, and its place was passed over
+        laps = max(0, -(-(missed.start - event.ticket) // capacity))  # it was pending, and its place was skipped
         lost -= len(range(event.ticket + laps * capacity, missed.stop, capacity))
     return lost
 
@@ -140,10 +140,9 @@ def make_timeline(images: Mapping[int, RankImage]) -> Timeline:
 
 
 def cut_timeline(timeline: Timeline, begun: float, ended: float) -> Timeline:
-    """Return what went on from ``begun`` to ``ended`` by the timeline's clock; slices that reach beyond are cut there.
+    """Return the timeline from ``begun`` to ``ended`` by its own clock; slices that reach beyond are cut there.
 
-    One that is open goes on to ``ended``, as does one that ended later, which is open then.  Arrows stay where both
-    ends do.
+    An open slice goes on to ``ended``, as does one that ended later, which is then open.  Arrows stay if both ends do.
     """
     kept: dict[int, EventSlice] = {}
     for slice_ in timeline.slices:
@@ -178,7 +177,7 @@ def _slices(rank: int, image: RankImage, offset: float) -> Iterable[EventSlice]:
 
 
 def _lane(lanes: list[list[float]], begun: float, ended: float) -> int:
-    """Return the first lane in which a slice is within another, or behind all; each has the ends of its open slices."""
+    """Return the first lane in which a slice is within another, or after all; each has the ends of its open slices."""
     for number, ends in enumerate(lanes):
         while ends and ends[-1] <= begun:
             ends.pop()
@@ -190,7 +189,7 @@ def _lane(lanes: list[list[float]], begun: float, ended: float) -> int:
 
 
 def _arrows(slices: Iterable[EventSlice], clocks: ClockAlignment) -> tuple[list[Arrow], int]:
-    """Return the arrows that point forwards as far as the clocks are known, and how many others there are."""
+    """Return the arrows that point forwards as far as the clocks are known, and the number of others."""
     ends: dict[tuple[EventKind, int, int], EventSlice] = {}
     for found in slices:
         if found.event.group and found.event.sequence != UNBOUND:
@@ -211,7 +210,7 @@ def _arrows(slices: Iterable[EventSlice], clocks: ClockAlignment) -> tuple[list[
 
 
 def print_timeline(timeline: Timeline, *, decimals: int = 3) -> str:
-    """Return the timeline as text, a line for each slice in the order of their begins: times, rank, what, how it went.
+    """Format the timeline as text, a line for each slice in the order of their begins: times, rank, name, outcome.
 
     In virtual time it is the same in every run.
     """

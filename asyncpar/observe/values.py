@@ -1,4 +1,4 @@
-"""``ap.observe.report``: tell the launcher, its page and its sinks how the program does."""
+"""``ap.observe.report``: reports of the program's figures to the launcher, its page and its sinks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOW_SECONDS: Final = 0.1
 
 
 class _Shower:
-    """Passes values on to the launcher's progress line, ten times a second at most."""
+    """Passes values on to the launcher's progress line, at most ten times a second."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -37,9 +37,8 @@ def report(**values: SupportsFloat) -> None:
     """Report figures of this rank, such as ``report(loss=2.31, lr=3e-4)``; the latest of each name counts.
 
     They are in the launcher's progress line (of the lowest rank that reports), on the page of ``asyncpar launch
-    --dashboard``, and in sinks.  A call takes microseconds, and may come from any thread.
-    Programs that show no progress are counted by their reports.  Raises ``UsageError`` for what is no number, and for
-    more than 32 names.
+    --dashboard``, and in sinks.  A call takes microseconds, and is thread-safe.  Programs that show no progress are
+    counted by their reports.  Raises ``UsageError`` for values that are not numbers, and for more than 32 names.
     """
     if not values:
         raise UsageError("report: expected at least one value, such as report(loss=2.31)")
