@@ -1,4 +1,4 @@
-"""Numpy layers with explicit backward: small, exact, enough to train a transformer with no further dependency.
+"""Numpy layers with explicit backward: small, exact, enough to train a transformer without further dependencies.
 
 Read ``stage.py`` first, then ``linear.py`` as the simplest example, then ``transformer.py``.  Optimizers are in
 ``asyncpar.nn.optimizers``.

@@ -21,12 +21,12 @@ HeadsSaved = tuple[Array, Array]
 
 
 class CausalSelfAttention(Sequential):
-    """Each position takes a weighted mean over itself and earlier positions, ``heads`` times side by side.
+    """Each position takes a weighted mean over itself and earlier positions, in ``heads`` parallel heads.
 
-    Queries, keys and values have no bias: a key bias shifts all scores of a row alike, so softmax cancels it, its true
-    gradient is zero, and an adaptive optimizer would feed on rounding noise.
+    Queries, keys and values have no bias: a key bias shifts all scores of a row equally, so softmax cancels it, its
+    true gradient is zero, and an adaptive optimizer would amplify rounding noise.
 
-    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
+    ``gain`` and ``output_gain`` scale the initial values of the first and the last weights.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class CausalSelfAttention(Sequential):
 class AttentionHeads(Weightless[HeadsSaved]):
     """Attention between its two projections: ``heads`` weighted means, each of ``width`` features.
 
-    The input is [queries | keys | values], each by heads, of shape (batch, length, 3 heads width); the output has
-    shape (batch, length, heads width).  Heads are independent, so ranks may compute some each.
+    The input is [queries | keys | values], each by heads, of shape (batch, length, 3 heads width); the output has shape
+    (batch, length, heads width).  Heads are independent, so each rank may compute some of them.
 
     The weights of a query are a column: numpy finds maxima and sums across rows faster than along them.
     """

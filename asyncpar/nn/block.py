@@ -24,10 +24,10 @@ MakeDropout = Callable[[str], Stage[Any]]
 class BlockOptions:
     """Options of a block beyond its size.
 
-    ``hidden`` is the width of the perceptron, by default four times the features.  ``gain`` scales the first values of
-    weights, ``output_gain`` those of weights whose result is added to the residual stream.
+    ``hidden`` is the width of the perceptron, by default four times the features.  ``gain`` scales the initial values
+    of weights, ``output_gain`` those of weights whose result is added to the residual stream.
 
-    ``make_dropout`` makes the dropout layer of a name (None: there is none).
+    ``make_dropout`` makes the dropout layer of a name (None: no dropout).
     """
 
     hidden: int | None = None
@@ -49,7 +49,7 @@ class Block(Sequential):
 
     Dropout is applied to each term before it is added.
 
-    ``options`` are the width of the perceptron, the scale of first values, and dropout.
+    ``options`` are the width of the perceptron, the scale of initial values, and dropout.
     """
 
     def __init__(

@@ -26,10 +26,10 @@ class DropoutSaved:
 class Dropout(Weightless[DropoutSaved]):
     """Set each value to zero with probability ``rate``, and scale the others by ``1 / (1 - rate)`` (Srivastava 2014).
 
-    It draws from a generator of its own, which depends on ``name`` and ``seed`` alone: the n-th forward pass of a layer
-    drops the same places wherever the layer lives, in any precision, whatever other layers draw.  Ranks that must draw
-    alike (tensor parallelism over whole activations) pass one seed, replicas that must not pass different ones.
-    Without ``is_training`` it changes and draws nothing.
+    It draws from its own generator, which depends on ``name`` and ``seed`` alone: the n-th forward pass of a layer
+    drops the same places on any rank, in any precision, whatever other layers draw.  Ranks that must draw alike (tensor
+    parallelism over whole activations) pass the same seed, replicas that must not pass different ones.  Without
+    ``is_training`` it changes and draws nothing.
     """
 
     def __init__(self, name: str, rate: float, *, seed: int) -> None:

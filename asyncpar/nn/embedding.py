@@ -19,7 +19,7 @@ class Embedding(Stage[Tokens]):
 
     ``length`` may be anything up to ``max_length``.  The input has no gradient: ``backward`` returns None.
 
-    ``std`` is the standard deviation of the first values.
+    ``std`` is the standard deviation of the initial values.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Embedding(Stage[Tokens]):
 
 
 def add_rows(table: Parameter, at: Tokens, rows: Array) -> None:
-    """Add ``rows[i]`` to the gradient of row ``at[i]``: sorted first, because ``np.add.at`` is slow."""
+    """Add ``rows[i]`` to the gradient of row ``at[i]``; sorts first, because ``np.add.at`` is slow."""
     if not table.requires_grad:
         return
     order = np.argsort(at, kind="stable")

@@ -1,8 +1,8 @@
-"""Parameters that are stored in half precision and computed with in single precision.
+"""Parameters that are stored in half precision and used in single precision.
 
-Micikevicius et al. 2018, Mixed Precision Training: values and gradients take two bytes each, layers work on float32
-copies of values that live as long as they are used, and the optimizer keeps float32 *master* values, to which updates
-that are too small for half precision add up.
+Micikevicius et al. 2018, Mixed Precision Training: values and gradients take two bytes each, layers work on temporary
+float32 copies of values, and the optimizer keeps float32 *master* values, in which updates that are too small for half
+precision add up.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class HalfParameter(Parameter):
 
     @property
     def stored(self) -> Array:
-        """The array of half precision.  Raises ``UsageError`` while it is released."""
+        """The array in half precision.  Raises ``UsageError`` while it is released."""
         return super().value
 
     @property
     def value(self) -> Array:
-        """A read-only copy in float32, made by every access.  Raises ``UsageError`` while it is released."""
+        """A read-only copy in float32, made by each access.  Raises ``UsageError`` while it is released."""
         copy = self.stored.astype(np.float32)
         copy.flags.writeable = False
         return copy
@@ -64,7 +64,7 @@ class HalfParameter(Parameter):
 
     @property
     def grad(self) -> Array:
-        """The gradient as it is stored; made of zeros when asked for after it was released."""
+        """The stored gradient; zeros are created on access after it was released."""
         return self._rounded()
 
     @grad.setter
@@ -92,7 +92,7 @@ class HalfParameter(Parameter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfInitializer(Initializer):
-    """Draws what ``Initializer`` draws, and stores it in half precision."""
+    """Draws the values of ``Initializer``, and stores them in half precision."""
 
     storage: np.dtype[Any]
 
@@ -116,7 +116,7 @@ class HalfInitializer(Initializer):
         part: TensorSlice | None = None,
         placement: Placement = UNPLACED,
     ) -> Parameter:
-        """Draw as ``Initializer.normal`` does."""
+        """Draw like ``Initializer.normal``."""
         return self._halved(Initializer.normal(self, name, shape, std=std, part=part, placement=placement))
 
     def constant(
@@ -128,7 +128,7 @@ class HalfInitializer(Initializer):
         part: TensorSlice | None = None,
         placement: Placement = UNPLACED,
     ) -> Parameter:
-        """Fill as ``Initializer.constant`` does."""
+        """Fill like ``Initializer.constant``."""
         return self._halved(Initializer.constant(self, name, shape, value, part=part, placement=placement))
 
     def _halved(self, single: Parameter) -> HalfParameter:
@@ -146,13 +146,13 @@ def half_dtype(name: str | np.dtype[Any]) -> np.dtype[Any]:
 
 
 def rounded(values: Array, storage: np.dtype[Any]) -> Array:
-    """Return a C-contiguous copy in ``storage``; what is too large for it becomes infinite."""
+    """Return a C-contiguous copy in ``storage``; values beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(storage, order="C")
 
 
 def stored_dtype(parameter: Parameter) -> np.dtype[Any]:
-    """Return the dtype in which value and gradient of any parameter take their memory."""
+    """Return the dtype in which value and gradient of any parameter are stored."""
     return parameter.storage if isinstance(parameter, HalfParameter) else parameter.dtype
 
 

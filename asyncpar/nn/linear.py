@@ -47,7 +47,7 @@ class Projection(Stage[Array]):
         return self.input_gradient(dy)
 
     def _product(self, a: Array, b: Array) -> Array:
-        """Return ``a @ b``, of two dimensions each, in the memory of this stage."""
+        """Return ``a @ b``, both two-dimensional, in the memory of this stage."""
         product = self.allocate((a.shape[0], b.shape[1]), np.result_type(a, b))
         return np.matmul(a, b, out=product)
 
@@ -56,7 +56,7 @@ class Linear(Projection):
     """``y = x @ weight + bias``; ``weight`` has shape (inputs, outputs).
 
     Weights start with standard deviation ``gain / sqrt(inputs)`` (LeCun et al. 1998), biases at zero.  With ``part``
-    the layer holds that slice of the weight, and of the bias where columns are cut; ``inputs`` and ``outputs`` are then
+    the layer holds that slice of the weight, and of the bias if columns are cut; ``inputs`` and ``outputs`` are then
     those of the slice.
 
     Without ``has_bias`` there is no bias.
@@ -110,7 +110,7 @@ class TiedLinear(Projection):
     """``y = x @ table.T``, where ``table``, of shape (outputs, inputs), belongs to an embedding, too (Press and Wolf
     2017).
 
-    ``reports`` False leaves it to the embedding, whose gradients come later, to say that the gradient is final.
+    With ``reports`` False, the embedding, whose gradients come later, reports that the gradient is final.
     """
 
     def __init__(self, name: str, table: Parameter, *, reports: bool) -> None:
@@ -138,7 +138,7 @@ class TiedLinear(Projection):
 
 
 def _bias_part(part: TensorSlice) -> TensorSlice | None:
-    """Return the slice of the bias that goes with a slice of the weight; None where no columns are cut."""
+    """Return the slice of the bias for a slice of the weight; None if no columns are cut."""
     if part.dim == 0:
         return None
     _, outputs = part.global_shape

@@ -20,7 +20,7 @@ def softmax_cross_entropy(
 
     ``logits`` has shape (..., classes) and ``targets`` the leading dimensions.  The sum is taken in float64 and is not
     scaled: with ``scale`` one over the number of positions in the *whole* batch, however it is split, gradients of
-    parts add up to that of the mean.  Positions whose target is ``ignore_index`` (padding) count for nothing.
+    parts add up to that of the mean.  Positions whose target is ``ignore_index`` (padding) do not count.
     """
     classes = logits.shape[-1]
     check_targets(targets, logits, classes=classes, ignore_index=ignore_index)
@@ -45,7 +45,7 @@ def is_counted(targets: Targets, ignore_index: int | None) -> NDArray[np.bool_]:
 
 
 def check_targets(targets: Targets, logits: Array, *, classes: int, ignore_index: int | None) -> None:
-    """Raise ``UsageError`` unless there is one target for each row of ``logits``, a class or to be ignored."""
+    """Raise ``UsageError`` unless there is one target for each row of ``logits``, a class or ``ignore_index``."""
     if targets.shape != logits.shape[:-1]:
         raise UsageError(f"targets: expected shape {logits.shape[:-1]} to go with {logits.shape}, got {targets.shape}")
     if not np.issubdtype(targets.dtype, np.integer):

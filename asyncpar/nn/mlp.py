@@ -20,7 +20,7 @@ _CUBIC = 0.044715
 class Mlp(Sequential):
     """Linear, GELU, linear.
 
-    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
+    ``gain`` and ``output_gain`` scale the initial values of the first and the last weights.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Mlp(Sequential):
 
 
 class Gelu(Weightless[Array]):
-    """GELU in its tanh form (Hendrycks and Gimpel 2016), element by element.  Saves its derivative."""
+    """GELU in its tanh form (Hendrycks and Gimpel 2016), elementwise.  Saves its derivative."""
 
     def __init__(self, name: str) -> None:
         self.name = name

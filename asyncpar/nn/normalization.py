@@ -25,7 +25,7 @@ class LayerNorm(Stage[LayerNormSaved]):
 
     The variance is the biased one, with ``epsilon`` added to it.
 
-    ``placement`` says on which ranks its parameters are the same.
+    ``placement`` determines on which ranks its parameters are the same.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ OnGradient: TypeAlias = Callable[[str], None]
 
 
 def check_on_host(name: str, value: object) -> None:
-    """Raise ``UsageError`` if ``value`` is on a device, where layers and sharded optimizers of numpy cannot have it."""
+    """Raise ``UsageError`` if ``value`` is on a device, where numpy layers and sharded optimizers cannot use it."""
     if is_device_array(value):
         raise UsageError(
             f"parameter {name}: expected an array of numpy, which ZeRO can shard, got one on a device; train modules "
@@ -45,12 +45,12 @@ class Parameter:
     """A trainable array and the gradient that backward passes accumulate into.
 
     ``value`` and ``grad`` are C-contiguous, of one shape and floating dtype: change them in place.  They stay the same
-    arrays for life unless they are released, as sharded training does to save memory.  ``slice`` says which part of the
-    whole tensor this is, and ``placement`` who else has it.
+    arrays for life unless they are released, as sharded training does to save memory.  ``slice`` is this part of the
+    whole tensor, and ``placement`` describes which other ranks have it.
 
-    With ``requires_grad`` false it is *frozen*, a constant: passes add nothing to its gradient, ranks exchange none of
-    it, and optimizers leave value and states alone (no momentum, no decay, no count of steps).  It may be set between
-    steps, on all ranks alike.
+    With ``requires_grad`` false it is *frozen*, a constant: passes add nothing to its gradient, ranks do not exchange
+    it, and optimizers leave value and states unchanged (no momentum, no decay, no count of steps).  It may be set
+    between steps, on all ranks alike.
     """
 
     __slots__ = (
@@ -87,11 +87,11 @@ class Parameter:
         self._has_added = False
         self._requires_grad = True
         self.memory: ArrayPool | None = None
-        """Where gradients take their memory after the first was released; None: from numpy."""
+        """Source of memory for gradients after the first was released; None: numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of value and gradient; known while they are released, too."""
+        """Shape of value and gradient; known even while they are released."""
         return self.slice.local_shape
 
     @property
@@ -101,7 +101,7 @@ class Parameter:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype that value and gradient are computed in."""
+        """The dtype in which value and gradient are computed."""
         return self._dtype
 
     @property
@@ -113,12 +113,12 @@ class Parameter:
 
     @value.setter
     def value(self, value: Array) -> None:
-        """Take ``value`` as the array: what ``parameter.value *= 2`` comes to, which has changed it in place."""
+        """Set the array to ``value``, the result of ``parameter.value *= 2``, which has changed it in place."""
         self.restore_value(value)
 
     @property
     def grad(self) -> Array:
-        """The gradient; made of zeros when asked for after it was released."""
+        """The gradient; zeros are created on access after it was released."""
         return self._rounded()
 
     @grad.setter
@@ -134,7 +134,7 @@ class Parameter:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the parameter is trained.  Setting it to false forgets the gradient; values and states stay."""
+        """Whether the parameter is trained.  Setting it to false drops the gradient; values and states stay."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -147,16 +147,16 @@ class Parameter:
 
     @property
     def has_grad(self) -> bool:
-        """Whether the gradient has an array now."""
+        """Whether the gradient currently has an array."""
         return self._grad is not None
 
     @property
     def is_released(self) -> bool:
-        """Whether the value has no array now."""
+        """Whether the value currently has no array."""
         return self._value is None
 
     def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
-        """Add to the gradient, or to ``grad[at]``, whose indices must not occur twice; nothing if it is frozen.
+        """Add to the gradient, or to ``grad[at]``, whose indices must be unique; nothing if it is frozen.
 
         Gradients of two-byte values are added up in float32, and rounded when ``grad`` is read.
         """
@@ -168,7 +168,7 @@ class Parameter:
         total = self.grad if self._sum is None else self._sum
         if not is_narrow(total.dtype):
             total[at] += gradient
-        elif not self._has_added:  # nothing more is added in most programs, which need no other memory
+        elif not self._has_added:  # most programs add nothing more, and need no other memory
             self._has_added = True
             add_rounded(total, gradient, at)
         else:
@@ -198,13 +198,13 @@ class Parameter:
         return self._dtype
 
     def _write_first(self, gradient: Array | float) -> None:
-        """Make the gradient, to the bit, what adding to zeros comes to, without writing those first."""
+        """Make the gradient equal, to the bit, to the result of adding to zeros, without writing those first."""
         total = (np if self.memory is None else self.memory).empty(self.shape, self._stored_dtype)
-        np.add(gradient, total.dtype.type(0), out=total)  # a zero with a minus loses it
+        np.add(gradient, total.dtype.type(0), out=total)  # a negative zero loses its sign
         self._grad = total
 
     def _rounded(self) -> Array:
-        """Return the gradient's array, which is made if there is none, with all that was added."""
+        """Return the gradient's array with everything that was added; it is created if necessary."""
         if self._grad is None:
             self._grad = (np if self.memory is None else self.memory).zeros(self.shape, self._stored_dtype)
         if self._sum is not None:
@@ -233,7 +233,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initializer:
-    """Draws first values in the order of construction, so that one seed fixes the whole model.
+    """Draws initial values in the order of construction, so that one seed determines the whole model.
 
     Values are drawn in float64 and rounded to ``dtype``: models of different precision start at the same point.
     """
@@ -261,7 +261,7 @@ class Initializer:
     ) -> Parameter:
         """Return a parameter drawn from a normal distribution around zero.
 
-        The whole tensor, of ``shape``, is drawn, and ``part`` of it kept: so all ranks draw alike.  ``placement`` is
+        The whole tensor, of ``shape``, is drawn, and ``part`` of it kept, so all ranks draw alike.  ``placement`` is
         the parameter's.
         """
         whole = self.draw(shape, std=std).astype(self.dtype)
@@ -284,5 +284,5 @@ class Initializer:
         return Parameter(name, np.full(local, value, self.dtype), part=part, placement=placement)
 
     def draw(self, shape: tuple[int, ...], *, std: float) -> Array:
-        """Return the next values in float64.  To pass over a tensor that another rank holds, draw it and drop it."""
+        """Return the next values in float64.  To skip a tensor that another rank holds, draw and discard it."""
         return self.rng.normal(0.0, std, shape)

@@ -23,7 +23,7 @@ class Sequential(Stage[list[Any]]):
         if not stages:
             raise UsageError("stages: expected at least one stage, got none")
         self.stages = tuple(stages)
-        self.parameters()  # refuses two of one name
+        self.parameters()  # refuses two with the same name
 
     def forward(self, x: Any) -> tuple[Array, list[Any]]:
         saved: list[Any] = []

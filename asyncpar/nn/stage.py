@@ -1,4 +1,4 @@
-"""The interface of layers and models that can be trained."""
+"""The interface of trainable layers and models."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ WeightWork: TypeAlias = Callable[[OnGradient | None], None]
 """Adds to the gradients of some parameters and then reports them as final."""
 
 Deferred: TypeAlias = list[WeightWork]
-"""Work on weight gradients that is to be done later, in order."""
+"""Deferred work on weight gradients, in order."""
 
 
 class Stage(ABC, Generic[Saved]):
     """A differentiable function with parameters.
 
-    ``backward`` needs nothing but what ``forward`` returned as ``saved``, so several micro-batches may be in flight.  A
+    ``backward`` needs only the ``saved`` value that ``forward`` returned, so several micro-batches may be in flight.  A
     stage keeps no other state, only memory for results (``use_memory``), and neither method changes its array
-    arguments, with one exception that the layers state where they use it: ``backward`` may overwrite what is in
+    arguments, with one exception that the layers state where they use it: ``backward`` may overwrite the contents of
     ``saved``, so a saved value serves one backward.
     """
 
     memory: ArrayPool | None = None
-    """Where large outputs and gradients take their memory; None: from numpy."""
+    """Source of memory for large outputs and gradients; None: numpy."""
 
     @abstractmethod
     def forward(self, x: Any) -> tuple[Array, Saved]:
-        """Return the output and what ``backward`` will need.
+        """Return the output and the saved value for ``backward``.
 
-        Raises ``UsageError`` when the shape of ``x`` does not fit.
+        Raises ``UsageError`` if the shape of ``x`` does not fit.
         """
 
     def forward_again(self, x: Any) -> tuple[Array, Saved]:
-        """Return what ``forward`` has returned for ``x``, with generators put back by the caller.
+        """Repeat ``forward`` for ``x``, with generators restored by the caller.
 
-        Nothing stays changed by it: a stage whose ``forward`` changes anything but its generators, such as running
-        averages, overrides this, and one that consists of stages passes it on.
+        It leaves no lasting change: a stage whose ``forward`` changes anything but its generators, such as running
+        averages, overrides this, and one that consists of stages passes the call on.
         """
         return self.forward(x)
 
@@ -55,25 +55,24 @@ class Stage(ABC, Generic[Saved]):
     ) -> Array | None:
         """Add the parameters' gradients to their ``grad`` and return the gradient of the input.
 
-        The result is None where the input has no gradient (token numbers).  ``on_gradient`` is called once for each
-        parameter when nothing more will be added to its gradient by this call; pass it in the last micro-batch only.
-        Given ``deferred``, a layer appends its work on weight gradients there (``add_weight_gradients``) instead of
-        doing it, and ``on_gradient`` is not called.
+        The result is None if the input has no gradient (token numbers).  ``on_gradient`` is called once for each
+        parameter when this call will add nothing more to its gradient; pass it in the last micro-batch only.  Given
+        ``deferred``, a layer appends its work on weight gradients there (``add_weight_gradients``) instead of doing it,
+        and ``on_gradient`` is not called.
         """
 
     def backward_input(self, saved: Saved, dy: Array) -> tuple[Array | None, Deferred]:
-        """Return the gradient of the input, and what is left to do for the parameters' gradients.
+        """Return the gradient of the input, and the remaining work for the parameters' gradients.
 
-        Both halves together do what ``backward`` does, to the last bit (Qi et al. 2023, Zero Bubble Pipeline
-        Parallelism).
+        Both halves together equal ``backward``, to the last bit (Qi et al. 2023, Zero Bubble Pipeline Parallelism).
         """
         deferred: Deferred = []
         return self.backward(saved, dy, None, deferred), deferred
 
     def backward_weight(self, deferred: Deferred, on_gradient: OnGradient | None = None) -> None:
-        """Do what ``backward_input`` has left; ``deferred`` is empty after it.
+        """Do the work deferred by ``backward_input``; ``deferred`` is empty afterwards.
 
-        ``on_gradient`` is called once for each parameter, as ``backward`` does.
+        ``on_gradient`` is called once for each parameter, as in ``backward``.
         """
         while deferred:
             deferred.pop(0)(on_gradient)
@@ -83,18 +82,18 @@ class Stage(ABC, Generic[Saved]):
         """Return all parameters in registration order, which is the order of the forward pass."""
 
     def generators(self) -> tuple[np.random.Generator, ...]:
-        """Return the sources of randomness that ``forward`` draws from, in a fixed order."""
+        """Return the random generators that ``forward`` uses, in a fixed order."""
         return ()
 
     def use_memory(self, memory: ArrayPool) -> None:
-        """Take the memory of large results from ``memory`` from now on: what one step leaves serves the next.
+        """Take the memory of large results from ``memory`` from now on, so that one step's memory serves the next.
 
         A stage that consists of others passes it on to them.
         """
         self.memory = memory
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """Return an array of undefined content, in the memory of this stage."""
+        """Return an uninitialized array, in the memory of this stage."""
         array: Array = (np if self.memory is None else self.memory).empty(shape, dtype)
         return array
 
@@ -105,7 +104,7 @@ class Stage(ABC, Generic[Saved]):
 
 
 def add_weight_gradients(work: WeightWork, on_gradient: OnGradient | None, deferred: Deferred | None) -> None:
-    """Do ``work`` now, or leave it for later where ``deferred`` asks for that."""
+    """Do ``work`` now, or append it to ``deferred`` if given."""
     if deferred is None:
         work(on_gradient)
     else:
@@ -113,7 +112,7 @@ def add_weight_gradients(work: WeightWork, on_gradient: OnGradient | None, defer
 
 
 def report(parameters: Iterable[Parameter], on_gradient: OnGradient | None) -> None:
-    """Tell ``on_gradient``, if there is one, that the gradients of ``parameters`` are final."""
+    """Report to ``on_gradient``, if given, that the gradients of ``parameters`` are final."""
     if on_gradient is not None:
         for parameter in parameters:
             on_gradient(parameter.name)
@@ -126,13 +125,13 @@ def check_features(name: str, x: Array, features: int) -> None:
 
 
 def check_gradient(name: str, dy: Array, shape: tuple[int, ...]) -> None:
-    """Raise ``UsageError`` unless ``dy`` has the shape of the output it is the gradient of."""
+    """Raise ``UsageError`` unless ``dy`` has the shape of the output that it is the gradient of."""
     if dy.shape != shape:
         raise UsageError(f"{name}: expected an output gradient of shape {shape}, got {dy.shape}")
 
 
 def check_positive(name: str, **sizes: int) -> None:
-    """Raise ``UsageError`` that names the first of ``sizes`` which is not a positive integer."""
+    """Raise ``UsageError`` naming the first of ``sizes`` that is not a positive integer."""
     for what, size in sizes.items():
         if size < 1:
             raise UsageError(f"{name}: {what} must be a positive integer, got {size!r}")

@@ -24,22 +24,22 @@ _GAIN = 0.5
 _EMBEDDING_STD = 0.1
 
 HEAD_GAIN = 0.25
-"""Of the first values of the head's weight."""
+"""Gain of the initial values of the head's weight."""
 
 TIED = "embedding/tokens"
-"""The name of the parameter that is both token table and head, where they are tied."""
+"""The name of the parameter that is both token table and head, if they are tied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
-    """The shape of a model and the seed of its first values.
+    """The shape of a model and the seed of its initial values.
 
-    With ``tied_embeddings`` the head is the token table, transposed.  ``dropout`` is the share of values that are
-    dropped from the embedding and from what each half of a block adds.  ``mlp_hidden`` is the width of the perceptrons,
-    by default four times the features.
+    With ``tied_embeddings`` the head is the token table, transposed.  ``dropout`` is the fraction of values dropped
+    from the embedding and from the term that each half of a block adds.  ``mlp_hidden`` is the width of the
+    perceptrons, by default four times the features.
 
     ``vocabulary`` is the number of tokens, ``length`` the longest sequence, ``layers`` the number of blocks, ``heads``
-    that of the attention in each, and ``dtype`` that of parameters and activations.
+    that of attention heads in each, and ``dtype`` that of parameters and activations.
     """
 
     vocabulary: int = 256
@@ -70,23 +70,23 @@ class TransformerConfig:
 
     @property
     def embedding_std(self) -> float:
-        """Standard deviation of the embedding's first values: a tied table starts as small as a head does."""
+        """Standard deviation of the embedding's initial values: a tied table starts as small as a head."""
         return HEAD_GAIN / math.sqrt(self.features) if self.tied_embeddings else _EMBEDDING_STD
 
     def initializer(self) -> Initializer:
-        """Return what draws the first values."""
+        """Return the initializer of the values."""
         return Initializer.from_seed(self.seed, self.dtype)
 
     def block_options(self, make_dropout: MakeDropout | None) -> BlockOptions:
-        """Return what blocks have beyond their size."""
+        """Return the options of blocks beyond their size."""
         output_gain = _GAIN / math.sqrt(2 * self.layers)
         return BlockOptions(hidden=self.hidden, gain=_GAIN, output_gain=output_gain, make_dropout=make_dropout)
 
     def dropout_layer(self, name: str, *, replica: int = 0, part: int = 0) -> Dropout:
         """Return the dropout layer of a name.
 
-        What it drops depends on the seed, its name, the data-parallel ``replica``, and the ``part`` of the sequence
-        that it gets; not on how layers are spread over ranks.
+        Its choices depend on the seed, its name, the data-parallel ``replica``, and its ``part`` of the sequence; not
+        on the distribution of layers over ranks.
         """
         mixed = np.random.SeedSequence([self.seed, replica, part]).generate_state(1, np.uint64)
         return Dropout(name, self.dropout, seed=int(mixed[0]))
@@ -97,12 +97,12 @@ class Transformer(Sequential):
 
     Weights that write into the residual stream start scaled down by the square root of their number (Radford et al.
     2019).  All weights start small enough to learn fast, and large enough that the first steps do not amplify rounding:
-    runs that differ in the order of sums only stay within 1e-6 of each other for hundreds of steps in float32.  Two
+    runs that differ only in the order of sums stay within 1e-6 of each other for hundreds of steps in float32.  Two
     models of one configuration are equal to the last bit.
     """
 
     def __init__(self, config: TransformerConfig, initializer: Initializer | None = None) -> None:
-        """``initializer``, a new one of the configuration's seed, makes other parameters (``nn.half``)."""
+        """``initializer``, a new one of the configuration's seed, creates other parameters (``nn.half``)."""
         self.config = config
         initializer = initializer or config.initializer()
         embedding = Embedding(
@@ -133,7 +133,7 @@ class Transformer(Sequential):
         return super().forward(np.asarray(x))
 
     def set_training(self, is_training: bool) -> None:
-        """Switch dropout on, as it is at first, or off."""
+        """Switch dropout on, as it is initially, or off."""
         set_training(self._dropouts, is_training)
 
     def _make_dropout(self, name: str) -> Dropout:

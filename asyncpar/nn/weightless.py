@@ -9,7 +9,7 @@ from asyncpar.nn.stage import Deferred, Saved, Stage
 
 
 class Weightless(Stage[Saved]):
-    """A function without parameters, of an input that has a gradient."""
+    """A function without parameters, whose input has a gradient."""
 
     @abstractmethod
     def input_gradient(self, saved: Saved, dy: Array) -> Array:

@@ -1,6 +1,6 @@
 """Update rules, and the optimizer that applies one to whole parameters.
 
-``rule.py`` says what a rule is; ``sgd.py`` is the simplest.
+``rule.py`` defines the interface of rules; ``sgd.py`` is the simplest.
 """
 
 from asyncpar.nn.optimizers.adam import Adam, AdamW

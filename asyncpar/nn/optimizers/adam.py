@@ -62,7 +62,7 @@ class Moments(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(Moments):
-    """Adam; ``weight_decay`` times the value is added to the gradient, and so goes through the moments.
+    """Adam; ``weight_decay`` times the value is added to the gradient, and so enters the moments.
 
     ``beta1`` and ``beta2`` are the decay rates of the first and the second moment.
     """
@@ -84,7 +84,7 @@ class Adam(Moments):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(Moments):
-    """Adam with a ``weight_decay`` of its own: values shrink by that times the learning rate in each step.
+    """Adam with decoupled ``weight_decay``: values shrink by that times the learning rate in each step.
 
     ``beta1`` and ``beta2`` are the decay rates of the first and the second moment.
     """

@@ -1,4 +1,4 @@
-"""A step of an optimizer that is taken range by range, as gradients become known, and can be taken back."""
+"""A step of an optimizer that is taken range by range, as gradients become known, and can be undone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from asyncpar.nn.parameter import Array
 
 
 class EarlyStep:
-    """A step of ``optimizer`` with ``learning_rate``, begun before it is known whether it is to be taken.
+    """A step of ``optimizer`` with ``learning_rate``, begun before it is known whether it will succeed.
 
-    ``take`` moves a range of a parameter, ``commit`` ends the step, ``undo`` takes back all that was moved.  Rules work
-    element by element, so the bits are those of ``Optimizer.step``.  What ``undo`` needs is kept in the optimizer, from
-    the first such step on: as much memory again as values and states take.
+    ``take`` moves a range of a parameter, ``commit`` ends the step, ``undo`` reverts all moves.  Rules are elementwise,
+    so the bits are those of ``Optimizer.step``.  The copies for ``undo`` are kept in the optimizer, from the first such
+    step on: as much memory again as values and states take.
     """
 
     def __init__(self, optimizer: Optimizer, learning_rate: float) -> None:
@@ -28,7 +28,7 @@ class EarlyStep:
         self._kept = optimizer.kept
 
     def take(self, name: str, part: slice, gradient: Array) -> None:
-        """Move the elements ``part`` of the flat parameter ``name`` by their ``gradient``, each once in a step."""
+        """Move the elements ``part`` of the flat parameter ``name`` by their ``gradient``, once per step each."""
         flat = self._ranges.get(name)
         if flat is None:
             raise UsageError(f"name: expected a parameter of this optimizer, got {name!r}")
@@ -38,13 +38,13 @@ class EarlyStep:
             kept = self._kept[name] = [np.empty_like(array) for array in arrays]
 
         def keep(block: slice) -> None:
-            """Keep a block just before it is moved, when it has to come into the cache anyway."""
+            """Save a block just before it is moved, when it has to be loaded into the cache anyway."""
             where = slice(part.start + block.start, min(part.start + block.stop, part.stop))
             for array, before in zip(arrays, kept, strict=True):
                 before[where] = array[where]
             self._moved.append((name, where))
 
-        with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are found later, and taken back
+        with np.errstate(over="ignore", invalid="ignore"):  # non-finite values are detected later, and undone
             flat.update(
                 arrays[0][part],
                 gradient,
@@ -56,7 +56,7 @@ class EarlyStep:
             )
 
     def commit(self) -> None:
-        """End the step: every element was moved, but for those of frozen parameters."""
+        """End the step: every element was moved, except those of frozen parameters."""
         for flat in self._ranges.values():
             if is_frozen(flat.parameter):
                 flat.skip()
@@ -65,7 +65,7 @@ class EarlyStep:
         self._moved.clear()
 
     def undo(self) -> None:
-        """Take back all that was moved: values and states are as before the step."""
+        """Revert all moves: values and states are as before the step."""
         for name, where in self._moved:
             for array, before in zip(_arrays_of(self._ranges[name]), self._kept[name], strict=True):
                 array[where] = before[where]
@@ -73,5 +73,5 @@ class EarlyStep:
 
 
 def _arrays_of(flat: FlatRange) -> list[Array]:
-    """Return all that a step moves of a parameter, its values first."""
+    """Return all arrays of a parameter that a step moves, its values first."""
     return [flat.of(stored_value(flat.parameter)), *flat.arrays().values()]

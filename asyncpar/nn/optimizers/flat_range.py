@@ -19,8 +19,8 @@ MASTER = "master"
 class FlatRange:
     """The flat range ``start`` to ``stop`` of a parameter's values, with the states that move it.
 
-    ``states`` are flat arrays in the dtype that is computed in.  ``master`` holds the values in that dtype where the
-    parameter is stored in half precision, and is None elsewhere.
+    ``states`` are flat arrays in the compute dtype.  ``master`` holds the values in that dtype if the parameter is
+    stored in half precision, and is None otherwise.
     """
 
     def __init__(self, parameter: Parameter, start: int, stop: int, rule: Rule) -> None:
@@ -29,13 +29,13 @@ class FlatRange:
         self.stop = stop
         self.decays = len(parameter.shape) >= 2
         self.skipped = 0
-        """The number of the owner's steps in which the parameter was frozen: rules count those in which it moved."""
+        """The number of the owner's steps in which the parameter was frozen; rules count only the others."""
         self._rule = rule
         dtype = parameter.dtype
         self.states: Mapping[str, Array] = new_states(rule, stop - start, dtype)
         self.master: Array | None = None
         self.fill: Callable[[slice], object] | None = None
-        """See ``rule.apply``: for owners that keep what was there, and let the update go to other memory."""
+        """See ``rule.apply``: for owners that keep the old values and write the update to other memory."""
         if stored_dtype(parameter) != dtype:
             self.master = self.of(stored_value(parameter)).astype(dtype)
 
@@ -59,8 +59,8 @@ class FlatRange:
     ) -> None:
         """Move ``value`` against ``factor * gradient``; both are flat and as long as this range, as stored.
 
-        Or only a ``part`` of this range, which is then what both are.  ``step`` counts those of the owner, of which
-        the rule gets the ones in which the range moved.  ``fill``: see ``rule.apply``, by default the range's own.
+        With ``part``, both are only that part of this range.  ``step`` counts those of the owner; the rule gets the
+        number of those in which the range moved.  ``fill``: see ``rule.apply``, by default the range's own.
         """
         apply(
             self._rule,
@@ -78,7 +78,7 @@ class FlatRange:
                 value[...] = self.master[part]
 
     def skip(self) -> None:
-        """Take no part in a step of the owner, because the parameter is frozen."""
+        """Skip a step of the owner, because the parameter is frozen."""
         self.skipped += 1
         if self.fill is not None:
             self.fill(ALL)

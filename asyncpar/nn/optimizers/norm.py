@@ -1,8 +1,8 @@
-"""Norms of gradients, equal to the last bit however gradients are spread over ranks.
+"""Norms of gradients, equal to the last bit however gradients are distributed over ranks.
 
-Squares are summed in float64 over the pieces that partitions make of each gradient, and the sums of pieces are added
-exactly, which no order can change: so replicas that hold whole gradients and owners of parts find equal norms, provided
-that they sum the same pieces.
+Squares are summed in float64 over the pieces into which partitions cut each gradient, and the sums of pieces are added
+exactly, in any order: so replicas that hold whole gradients and owners of parts get equal norms, provided that they sum
+the same pieces.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _BLOCK = 1 << 15
 
 _HALF = 2
 _EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
-"""Bits that are all set in NaN and infinity, and in nothing else."""
+"""Bits that are all set in NaN and infinity, and in no other value."""
 
 
 def squared_norm(piece: Array) -> float:
-    """Return the sum of squares of a flat array; not finite where one of its values is not."""
+    """Return the sum of squares of a flat array; not finite if one of its values is not."""
     return combined(float(np.square(block).sum()) for block in _in_double(piece))
 
 
 def combined(sums: Iterable[float]) -> float:
-    """Return the sum of ``sums``, rounded once, whatever their order; infinite where it is too large."""
+    """Return the sum of ``sums``, rounded once, whatever their order; infinite if it is too large."""
     listed = list(sums)
     try:
         return math.fsum(listed)
@@ -39,15 +39,15 @@ def combined(sums: Iterable[float]) -> float:
 
 
 def all_finite(piece: Array) -> bool:
-    """Whether all values of a flat array are finite.
+    """Return whether all values of a flat array are finite.
 
-    The square of the norm says so in one pass, unless it is too large for the dtype.
+    The square of the norm shows this in one pass, unless it is too large for the dtype.
     """
     if piece.dtype.kind == "f" and piece.dtype.itemsize > 2:
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.dot(piece, piece)):
                 return True
-    if piece.dtype.itemsize == _HALF:  # bits, because arithmetic with half precision is slow
+    if piece.dtype.itemsize == _HALF:  # bits, because arithmetic in half precision is slow
         exponent = _EXPONENTS[piece.dtype.name]
         bits = piece.view(np.uint16)
         blocks = (bits[start : start + _BLOCK] for start in range(0, bits.size, _BLOCK))
@@ -56,7 +56,7 @@ def all_finite(piece: Array) -> bool:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return the factor that brings gradients of this global ``norm`` to ``limit`` at most."""
+    """Return the factor that reduces gradients of this global ``norm`` to at most ``limit``."""
     if not limit > 0.0:
         raise UsageError(f"clip_norm: expected a positive number, got {limit}")
     return 1.0 if norm <= limit else limit / norm

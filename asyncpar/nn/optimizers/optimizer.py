@@ -17,9 +17,9 @@ from asyncpar.nn.parameter import Array, Parameter, check_on_host
 
 
 class Optimizer:
-    """Moves ``parameters`` by ``rule`` and holds its states.
+    """Moves ``parameters`` by ``rule`` and holds their states.
 
-    Those that are frozen when it steps (``Parameter.requires_grad``) stay as they are, and so do their states.
+    Parameters that are frozen when it steps (``Parameter.requires_grad``) are unchanged, and so are their states.
 
     Between the gradients and the step, ``scale`` may be called any number of times (to undo a loss scale, to clip):
     nothing is multiplied before the step, so half precision loses nothing by it.
@@ -34,12 +34,12 @@ class Optimizer:
         self.factor = 1.0
         """The factor of gradients in the next step."""
         self.kept: dict[str, list[Array]] = {}
-        """By parameter, memory for what its values and states were before an ``EarlyStep``; empty without one."""
+        """By parameter, memory for its values and states before an ``EarlyStep``; empty without one."""
         self._ranges = {parameter.name: FlatRange(parameter, 0, parameter.size, rule) for parameter in self.parameters}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states and master values, and of what early steps keep."""
+        """Bytes of states and master values, and of the copies for early steps."""
         kept = sum(array.nbytes for arrays in self.kept.values() for array in arrays)
         return kept + sum(flat.nbytes for flat in self._ranges.values())
 
@@ -49,9 +49,9 @@ class Optimizer:
         return tuple(self._ranges.values())
 
     def state(self, name: str) -> Mapping[str, Array]:
-        """Return what is kept of the parameter ``name``: arrays of its shape, by the names that its rule gives them.
+        """Return the state of the parameter ``name``: arrays of its shape, by the names that its rule gives them.
 
-        There is ``master``, too, where the parameter is stored in half precision.  Write to them to restore them.
+        They include ``master`` if the parameter is stored in half precision.  Write to them to restore them.
         """
         flat = self._ranges.get(name)
         if flat is None:
@@ -61,9 +61,9 @@ class Optimizer:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """By name, the number of steps in which a parameter was frozen; those that have always moved are left out.
+        """By name, the number of steps in which a parameter was frozen, if any.
 
-        Together with ``step_count`` it is what is to be kept besides ``state``.
+        Together with ``step_count`` and ``state`` it is the complete state.
         """
         return skipped_steps(self._ranges.values())
 
@@ -72,9 +72,9 @@ class Optimizer:
         restore_skipped(self._ranges.values(), skipped)
 
     def squared_norm(self, *, without: Collection[str] = (), parts: int = 1) -> float:
-        """Return the square of the global norm of the scaled gradients, those of the parameters ``without`` left out.
+        """Return the square of the global norm of the scaled gradients, except those of the parameters ``without``.
 
-        The sum is that of ``parts`` owners who hold a part of each gradient (see ``norm``): the same bits as there.
+        The sum equals, to the bit, that of ``parts`` owners that hold a part of each gradient (see ``norm``).
         """
         counted = [one for one in self.parameters if one.name not in without and not is_frozen(one)]
         sums = (
@@ -84,17 +84,17 @@ class Optimizer:
         return combined(sums) * self.factor**2
 
     def is_finite(self) -> bool:
-        """Whether all gradients are finite; those of frozen parameters are not looked at."""
+        """Return whether all gradients are finite; those of frozen parameters are ignored."""
         return all(all_finite(one.grad.reshape(-1)) for one in self.parameters if not is_frozen(one))
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradients by ``factor``, in the next step."""
+        """Multiply the gradients by ``factor`` in the next step."""
         self.factor *= factor
 
     def clip(self, limit: float | None) -> float:
-        """Scale the gradients, in the next step, so that their global norm is ``limit`` at most; return the norm.
+        """Scale the gradients, in the next step, so that their global norm is at most ``limit``; return the norm.
 
-        None leaves them as they are.  Raises ``NonFiniteValue`` when the norm is not finite.
+        None leaves them unchanged.  Raises ``NonFiniteValue`` if the norm is not finite.
         """
         norm = math.sqrt(self.squared_norm())
         if not math.isfinite(norm):
@@ -104,9 +104,9 @@ class Optimizer:
         return norm
 
     def step(self, learning_rate: float) -> None:
-        """Update all parameters once, in place.  Gradients are left as they are.
+        """Update all parameters once, in place.  Gradients are unchanged.
 
-        Raises ``NonFiniteValue``, with nothing changed, when a gradient is not finite.
+        Raises ``NonFiniteValue``, with nothing changed, if a gradient is not finite.
         """
         if not self.is_finite():
             raise NonFiniteValue(f"gradients: expected finite numbers at step {self.step_count}, got others")
@@ -133,18 +133,18 @@ class Optimizer:
 
 
 def skipped_steps(ranges: Iterable[FlatRange]) -> dict[str, int]:
-    """Return, by parameter, how many steps those of ``ranges`` have skipped that have skipped any."""
+    """Return, by parameter, the number of steps that ``ranges`` have skipped, if any."""
     return {flat.parameter.name: flat.skipped for flat in ranges if flat.skipped}
 
 
 def restore_skipped(ranges: Iterable[FlatRange], skipped: Mapping[str, int]) -> None:
-    """Go on from what ``skipped_steps`` has returned; names of other parameters are ignored."""
+    """Restore the result of ``skipped_steps``; names of other parameters are ignored."""
     for flat in ranges:
         flat.skipped = skipped.get(flat.parameter.name, 0)
 
 
 def _no_parameter(given: object) -> UsageError:
-    """Return the error of what was given as a parameter.  Raises that of one on a device, which says what to do."""
+    """Return the error for an object given as a parameter.  Raises that for one on a device, which says what to do."""
     if (value := getattr(given, "value", None)) is not None:
         check_on_host(getattr(given, "name", "without a name"), value)
     return UsageError(describe_no_parameter(given))
@@ -153,7 +153,7 @@ def _no_parameter(given: object) -> UsageError:
 def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Return ``parameters`` in order, each once: tied layers share one.
 
-    Raises ``UsageError`` when there is none, and when two that are not the same have one name.
+    Raises ``UsageError`` if there is none, or if two different ones have the same name.
     """
     by_name: dict[str, Parameter] = {}
     for parameter in parameters:
@@ -167,6 +167,6 @@ def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
 
 
 def _parts(parameters: Iterable[Parameter], parts: int, part: int) -> Iterable[tuple[Array, int, int]]:
-    """Yield each flat gradient and the range of it that is the ceil chunk ``part`` of ``parts``."""
+    """Yield each flat gradient and the range of its ceil chunk ``part`` of ``parts``."""
     for parameter in parameters:
         yield parameter.grad.reshape(-1), *ceil_chunk(parameter.size, parts, part)

@@ -14,22 +14,22 @@ from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 
 BLOCK = 1 << 15
-"""Values that are updated at a time: what a rule needs for them stays in the cache."""
+"""Values that are updated at a time, so that the rule's data stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
     """An update rule and its settings.  It has no state: that belongs to the owner of the values.
 
-    Everything is element by element, so an array comes to the same bits whole or in slices, on whichever rank.
-    ``weight_decay`` applies where the caller says so; optimizers say so for parameters of two or more dimensions, and
-    leave biases and normalization alone.
+    Everything is elementwise, so an array gets the same bits whole or in slices, on any rank.  ``weight_decay`` applies
+    if the caller requests it; optimizers do so for parameters of two or more dimensions, not for biases and
+    normalization.
     """
 
     weight_decay: float = 0.0
 
     def __new__(cls, *given: object, **settings: object) -> Self:
-        """Refuse what optimizers of other libraries take, with the line to write."""
+        """Refuse the arguments of other libraries' optimizers, with the line to write."""
         try:
             inspect.signature(cls.__init__).bind(None, *given, **settings)
         except TypeError as error:
@@ -59,10 +59,10 @@ class Rule(ABC):
         learning_rate: float,
         decays: bool,
     ) -> None:
-        """Move ``value`` against ``gradient``, in place, and bring ``states`` up to date.
+        """Move ``value`` against ``gradient``, in place, and update ``states``.
 
-        All arrays have one shape and dtype; ``gradient`` is left alone.  ``step`` counts from 1.  Needs as much memory
-        besides as two of the arrays.
+        All arrays have one shape and dtype; ``gradient`` is not changed.  ``step`` counts from 1.  Needs additional
+        memory of the size of two of the arrays.
         """
 
 
@@ -83,10 +83,10 @@ def apply(
     factor: float = 1.0,
     fill: Callable[[slice], object] | None = None,
 ) -> None:
-    """Do what ``rule.update`` does for ``factor * gradient``, block by block, with one block of temporary memory.
+    """Apply ``rule.update`` to ``factor * gradient``, block by block, with one block of temporary memory.
 
     All arrays are flat.  ``gradient`` may have another dtype than the others; it is multiplied in theirs.  ``fill`` is
-    called with each block before it is updated, and brings values and states there if they are not.
+    called with each block before it is updated, and copies values and states there if necessary.
     """
     for start in range(0, value.size, BLOCK):
         part = slice(start, start + BLOCK)

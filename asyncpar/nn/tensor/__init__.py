@@ -1,7 +1,7 @@
 """Tensor parallelism: layers that are split over the ranks of a group.
 
-Read ``region.py`` first, then ``linear.py``.  Parameters have the names and first values of the whole layers in
-``asyncpar.nn``; put together by their ``slice``, the parts of all ranks are those to the last bit.
+Read ``region.py`` first, then ``linear.py``.  Parameters have the names and initial values of the whole layers in
+``asyncpar.nn``; assembled by their ``slice``, the parts of all ranks equal them to the last bit.
 """
 
 from asyncpar.nn.tensor.attention import ParallelAttention

@@ -15,12 +15,12 @@ from asyncpar.nn.tensor.region import TensorRegion
 
 
 class ParallelAttention(Sequential):
-    """``CausalSelfAttention`` with as many heads on every rank.
+    """``CausalSelfAttention`` with an equal number of heads on every rank.
 
-    The projection is cut by columns, queries, keys and values each by heads, and the output by rows, so that all that
-    is between stays on a rank.
+    The projection is cut by columns, queries, keys and values each by heads, and the output by rows, so that everything
+    in between stays on a rank.
 
-    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
+    ``gain`` and ``output_gain`` scale the initial values of the first and the last weights.
     """
 
     def __init__(

@@ -15,11 +15,11 @@ from asyncpar.nn.tensor.region import TensorRegion
 class VocabParallelEmbedding(Stage[Tokens]):
     """``Embedding`` with the token table cut by ``split_bounds``; positions are on every rank.
 
-    Every rank takes the same tokens, looks up those it has, and takes zero for others; the sum over ranks is the
-    embedding.  Output and its gradient are as the region holds activations outside.
+    Every rank takes the same tokens, looks up those it has, and uses zero for others; the sum over ranks is the
+    embedding.  Output and its gradient have the region's outside layout of activations.
 
-    ``std`` is the standard deviation of the first values; ``table_placement`` says on which ranks the table is the
-    same.
+    ``std`` is the standard deviation of the initial values; ``table_placement`` determines on which ranks the table is
+    the same.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Collectives of the ranks that share a tensor-parallel layer, called from the thread that computes."""
+"""Collectives of the ranks that share a tensor-parallel layer, called from the compute thread."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class TensorGroup(ABC):
 
     @abstractmethod
     def start_all_reduce(self, x: Array) -> Callable[[], Array]:
-        """Begin to sum ``x``, in place, over all ranks; what is returned waits for the sum and returns ``x``.
+        """Start summing ``x`` in place over all ranks; the returned function waits for the sum and returns ``x``.
 
-        ``x`` must be C-contiguous and stay as it is until then.
+        ``x`` must be C-contiguous and unchanged until then.
         """
 
     @abstractmethod
     def all_reduce_max(self, x: Array) -> Array:
-        """Replace ``x`` by the largest of each element, and return it."""
+        """Replace ``x`` by its elementwise maximum over ranks, and return it."""
 
     @abstractmethod
     def all_gather(self, x: Array, dim: int) -> Array:
-        """Return the parts of all ranks, one after another along ``dim``."""
+        """Return the parts of all ranks, concatenated along ``dim``."""
 
     @abstractmethod
     def reduce_scatter(self, x: Array, dim: int) -> Array:
-        """Return this rank's part, along ``dim``, of the sum of all ``x``, which keeps its values."""
+        """Return this rank's part, along ``dim``, of the sum of all ``x``, which is not changed."""
 
     def all_reduce(self, x: Array) -> Array:
         """Sum ``x``, in place, over all ranks, and return it."""
@@ -57,12 +57,12 @@ class TensorGroup(ABC):
     def renew(self, number: int) -> None:  # noqa: B027 (nothing to do for a group of one)
         """Restart the count of calls, after a failure that may have kept some ranks from calls that others have made.
 
-        All ranks call it, with the same ``number``, a new one each time, while no call is under way.
+        All ranks call it, with the same ``number``, a new one each time, while no call is in progress.
         """
 
     @property
     def seconds_waiting(self) -> float:
-        """Seconds that the compute thread has waited in calls so far."""
+        """Seconds for which the compute thread has waited in calls so far."""
         return 0.0
 
     def bounds(self, length: int) -> tuple[int, int]:
@@ -97,9 +97,9 @@ class SingleRankGroup(TensorGroup):
 class BridgedGroup(TensorGroup):
     """The ranks of a communicator, reached through a bridge to its event loop.
 
-    ``look`` is called with what this rank gives to each collective, before it begins.
+    ``look`` is called with this rank's input of each collective before it begins.
 
-    ``clock`` returns seconds, by which waiting is measured.
+    ``clock`` returns seconds, by which waits are measured.
     """
 
     def __init__(

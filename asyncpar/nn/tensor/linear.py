@@ -23,17 +23,17 @@ from asyncpar.nn.stage import (
 from asyncpar.nn.tensor.region import TensorRegion
 
 ColumnSaved = tuple[Array, tuple[int, ...]]
-"""The input as it was held outside, and the shape of this rank's output."""
+"""The input in its outside layout, and the shape of this rank's output."""
 
 RowSaved = tuple[Array, tuple[int, ...]]
-"""The input of this rank's rows, and the shape of the output as it is held outside."""
+"""The input of this rank's rows, and the shape of the output in its outside layout."""
 
 
 class ColumnParallel(Stage[ColumnSaved]):
-    """A projection of which every rank computes some outputs from the whole input.
+    """A projection in which every rank computes some outputs from the whole input.
 
-    Backward: one all-reduce of the input's gradient, which goes on while the weight's gradient is computed.  With
-    sequence parallelism the input is gathered again for that instead of being kept (Korthikanti et al. 2022).
+    Backward: one all-reduce of the input's gradient, which runs while the weight's gradient is computed.  With sequence
+    parallelism the input is gathered again for that instead of being kept (Korthikanti et al. 2022).
     """
 
     def __init__(self, projection: Projection, *, region: TensorRegion) -> None:
@@ -72,7 +72,7 @@ class ColumnParallelLinear(Stage[Any]):
 
     ``outputs`` are cut by ``split_bounds``.  The output is this rank's part, or everything with ``gather_output``.
 
-    ``gain`` scales the first values; without ``has_bias`` there is no bias.
+    ``gain`` scales the initial values; without ``has_bias`` there is no bias.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RowParallelLinear(Stage[RowSaved]):
     columns; or everything, if ``input_is_parallel`` is false.  Products are summed over ranks, then ``bias`` is added,
     once.
 
-    ``gain`` scales the first values; without ``has_bias`` there is no bias.
+    ``gain`` scales the initial values; without ``has_bias`` there is no bias.
     """
 
     def __init__(

@@ -19,13 +19,13 @@ def vocab_parallel_cross_entropy(
     scale: float,
     ignore_index: int | None = None,
 ) -> tuple[float, Array]:
-    """Return what ``softmax_cross_entropy`` does, of logits that are cut by ``split_bounds`` along the last dimension.
+    """Return the result of ``softmax_cross_entropy`` for logits cut by ``split_bounds`` along the last dimension.
 
     ``logits`` are this rank's, and so is the gradient; ``targets`` are the same on every rank, and so is the loss, to
     the last bit.  Ranks exchange three values for each position (the largest logit, the sum, the target's), never the
     logits.
 
-    Positions whose target is ``ignore_index`` count nothing.
+    Positions whose target is ``ignore_index`` do not count.
     """
     start, stop = group.bounds(vocabulary)
     if logits.ndim < 1 or logits.shape[-1] != stop - start:

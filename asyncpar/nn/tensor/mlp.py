@@ -12,7 +12,7 @@ from asyncpar.nn.tensor.region import TensorRegion
 class ParallelMlp(Sequential):
     """``Mlp`` with ``hidden`` cut by ``split_bounds``: the first layer by columns, the second by rows.
 
-    ``gain`` and ``output_gain`` scale the first values of the first and the last weights.
+    ``gain`` and ``output_gain`` scale the initial values of the first and the last weights.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
-"""The begin and end of tensor-parallel layers.
+"""The beginning and end of tensor-parallel layers.
 
 Between them every rank holds the same activations, or, with sequence parallelism, the same part of every sequence.
-Inside, each rank holds its part of the layers and computes with that.  Going in and coming out are the two conjugate
+Inside, each rank holds its part of the layers and computes with that.  Entering and leaving are the two conjugate
 operators f and g of Megatron-LM (Shoeybi et al. 2019; with sequence parallelism Korthikanti et al. 2022):
 
                  forward                           backward
     enter  (f)   nothing | all-gather              all-reduce | reduce-scatter
     leave  (g)   all-reduce | reduce-scatter       nothing | all-gather
 
-With sequence parallelism the work on weight gradients gathers inputs again, so where it is deferred, all ranks of the
-group must come to it in one order, as to everything else.
+With sequence parallelism the work on weight gradients gathers inputs again, so if it is deferred, all ranks of the
+group must do it in the same order, like everything else.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SEQUENCE = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRegion:
-    """The ranks that share layers, and how activations are held outside of these.
+    """The ranks that share layers, and the layout of activations outside of these.
 
-    With ``sequence_parallel`` each rank holds a part of every sequence there, else all hold everything.
+    With ``sequence_parallel`` each rank holds a part of every sequence there, otherwise all hold everything.
     """
 
     group: TensorGroup
@@ -45,42 +45,42 @@ class TensorRegion:
         return Placement(replicated=partial)
 
     def enter(self, x: Array) -> Array:
-        """Return whole activations for what was held outside."""
+        """Return whole activations for those in the outside layout."""
         return self.group.all_gather(x, SEQUENCE) if self.sequence_parallel else x
 
     def start_enter_gradient(self, dx: Array) -> Callable[[], Array]:
-        """Begin to add up the gradients of what was entered, each rank's share; ``dx`` may be overwritten.
+        """Start adding up the gradients of entered activations over ranks; ``dx`` may be overwritten.
 
-        What is returned waits for the sum, so that something else can be computed meanwhile.
+        The returned function waits for the sum, so that something else can be computed meanwhile.
         """
         if self.sequence_parallel:
             return lambda: self.group.reduce_scatter(dx, SEQUENCE)
         return self.group.start_all_reduce(dx)
 
     def leave(self, y: Array) -> Array:
-        """Return the sum of all ranks' ``y``, as it is held outside; ``y`` may be overwritten."""
+        """Return the sum of all ranks' ``y`` in the outside layout; ``y`` may be overwritten."""
         return self.group.reduce_scatter(y, SEQUENCE) if self.sequence_parallel else self.group.all_reduce(y)
 
     def leave_gradient(self, dy: Array) -> Array:
-        """Return the whole gradient of what was left with."""
+        """Return the whole gradient of the activations passed to ``leave``."""
         return self.group.all_gather(dy, SEQUENCE) if self.sequence_parallel else dy
 
     def sequence_bounds(self, length: int) -> tuple[int, int]:
-        """Return start and stop of what this rank holds outside of sequences of ``length``."""
+        """Return start and stop of this rank's outside part of sequences of ``length``."""
         return self.group.bounds(length) if self.sequence_parallel else (0, length)
 
     def cut(self, name: str, what: str, length: int) -> tuple[int, int]:
-        """Return start and stop of this rank's part of ``length``; no rank may be left with nothing."""
+        """Return start and stop of this rank's part of ``length``; no part may be empty."""
         if length < self.group.size:
             raise UsageError(f"{name}: expected {what} >= {self.group.size} tensor-parallel ranks, got {length}")
         return self.group.bounds(length)
 
     def check_held(self, name: str, x: Array, features: int) -> None:
-        """Raise ``UsageError`` unless ``x`` can be activations of ``features`` as they are held outside."""
+        """Raise ``UsageError`` unless ``x`` can be activations of ``features`` in the outside layout."""
         self._check(name, x, features, "batch, part of the length")
 
     def check_inside(self, name: str, x: Array, features: int) -> None:
-        """Raise ``UsageError`` unless ``x`` can be activations of ``features`` as they are held inside."""
+        """Raise ``UsageError`` unless ``x`` can be activations of ``features`` in the inside layout."""
         self._check(name, x, features, "batch, length")
 
     def _check(self, name: str, x: Array, features: int, leading: str) -> None:

@@ -26,14 +26,14 @@ from asyncpar.nn.tensor.region import TensorRegion
 from asyncpar.nn.transformer import HEAD_GAIN, TIED, TransformerConfig, set_training
 
 Wrap: TypeAlias = Callable[[Stage[Any]], Stage[Any]]
-"""Returns a stage that does what another does, in another way."""
+"""Returns a stage that is equivalent to another."""
 
 
 class TransformerStage(Sequential):
-    """Some layers of a ``Transformer``: perhaps its embedding, some blocks, perhaps its last norm and its head.
+    """Some layers of a ``Transformer``: optionally its embedding, some blocks, optionally its last norm and its head.
 
-    The first takes tokens (batch, length), others what the one before them gives: (batch, length, features), of which
-    sequence parallelism leaves every rank its part of the length.  The last gives this rank's part of the logits.
+    The first takes tokens (batch, length), others the output of the previous one: (batch, length, features), of which
+    sequence parallelism leaves every rank its part of the length.  The last returns this rank's part of the logits.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TransformerStage(Sequential):
         return super().forward(np.asarray(x))
 
     def layers(self) -> tuple[Stage[Any], ...]:
-        """Return everything in order: embedding, blocks, norm, head, as far as this stage has them."""
+        """Return all layers in order: embedding, blocks, norm, head, if this stage has them."""
         return self.stages
 
     def local_parameters(self) -> tuple[Parameter, ...]:
@@ -65,7 +65,7 @@ class TransformerStage(Sequential):
         return self.parameters()
 
     def with_blocks(self, blocks: Sequence[Stage[Any]]) -> TransformerStage:
-        """Return the stage with others in place of its blocks, such as these, recomputed."""
+        """Return the stage with its blocks replaced, for example by recomputed ones."""
         if len(blocks) != len(self.blocks):
             raise UsageError(f"blocks: expected {len(self.blocks)}, one for each there is, got {len(blocks)}")
         return TransformerStage(
@@ -90,13 +90,13 @@ def build_stage(
     wrap: Wrap | None = None,
     initializer: Initializer | None = None,
 ) -> TransformerStage:
-    """Return the stage that has the blocks ``layers``, and this rank's part of them.
+    """Return the stage with the blocks ``layers``, cut to this rank's part.
 
-    Parameters have the names and the first values of the one ``Transformer`` of ``config``: every tensor is drawn
-    whole, in the order of that model, and its part kept or, of other stages, dropped at once.  ``wrap`` is called with
-    each layer as soon as it is made.  ``replica`` (the data-parallel rank) sets dropout apart.  ``table`` is for a rank
-    that has both the first and the last stage of tied embeddings, as two: the first one's table, which the last one
-    then shares.  ``initializer``, a new one of the configuration's seed, makes other parameters (``nn.half``).
+    Parameters have the names and the initial values of the ``Transformer`` of ``config``: every tensor is drawn whole,
+    in the order of that model, and its part kept or, for other stages, dropped at once.  ``wrap`` is called with each
+    layer as soon as it is created.  ``replica`` (the data-parallel rank) makes dropout differ.  ``table`` is for a rank
+    that has both the first and the last stage of tied embeddings, as two stages: the first one's table, which the last
+    one then shares.  ``initializer``, a new one of the configuration's seed, creates other parameters (``nn.half``).
 
     With ``sequence_parallel`` each rank holds a part of every sequence between layers.
     """
@@ -147,7 +147,7 @@ def check_stage(config: TransformerConfig, *, layers: range, is_first: bool, is_
 
 
 def _shared(table: Parameter, own: Parameter) -> Parameter:
-    """Return ``table``, in place of its equal ``own``, as one of a single rank: no other has a part of its gradient."""
+    """Return ``table``, in place of its equal ``own``, as of a single rank: no other has a part of its gradient."""
     if (table.name, table.slice, table.dtype) != (own.name, own.slice, own.dtype):
         raise UsageError(f"table: expected the first stage's {own!r}, got {table!r}")
     table.placement = replace(table.placement, tied=None)
@@ -155,7 +155,7 @@ def _shared(table: Parameter, own: Parameter) -> Parameter:
 
 
 class _Builder:
-    """Makes the layers of a model; each call draws the first values of one, so all must be made, in order."""
+    """Creates the layers of a model; each call draws the initial values of one, so all must be created, in order."""
 
     def __init__(self, config: TransformerConfig, region: TensorRegion, initializer: Initializer, replica: int) -> None:
         self._config = config
@@ -193,7 +193,7 @@ class _Builder:
         )
 
     def pass_over_block(self, i: int) -> None:
-        """Draw the first values of block ``i`` and discard them."""
+        """Draw the initial values of block ``i`` and discard them."""
         kept = len(self.dropouts)
         self.block(i)
         del self.dropouts[kept:]
