@@ -1,10 +1,9 @@
-"""Checkpoints: each rank saves its part, atomically; ranks in any other layout load what they need of it.
+"""Checkpoints: each rank saves its part, atomically; ranks in any other layout load the parts that they need.
 
-``save`` and ``load`` take plain nested dictionaries of arrays, equal on all ranks but for what is ``PerRank``;
-``save_checkpoint`` and ``load_checkpoint`` pieces of arrays, for experts.  All are called by all ranks of a
-communicator, or by a process alone; ``latest`` looks into a folder.  ``asyncpar.checkpoint.blocking`` has ``save`` and
-``load`` for blocking programs.
-The format is described in ``asyncpar.checkpoint.manifest``.
+``save`` and ``load`` take plain nested dictionaries of arrays, equal on all ranks except ``PerRank`` values;
+``save_checkpoint`` and ``load_checkpoint`` take pieces of arrays, for experts.  All are called by all ranks of a
+communicator, or by a process alone; ``latest`` inspects a folder.  ``asyncpar.checkpoint.blocking`` has ``save`` and
+``load`` for blocking programs.  The format is described in ``asyncpar.checkpoint.manifest``.
 """
 
 from asyncpar.checkpoint import blocking

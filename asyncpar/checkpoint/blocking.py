@@ -27,9 +27,9 @@ def save(
     keep: int | None = None,
     timeout: float | None = None,
 ) -> Saved:
-    """Save ``values`` as the checkpoint of ``step`` in ``folder``, and return when it is on disk on all ranks.
+    """Save ``values`` as the checkpoint of ``step`` in ``folder``; return once it is on disk on all ranks.
 
-    It is ``asyncpar.checkpoint.save`` of the ranks of ``communicator`` (None: of this process alone), of which ``keep``
+    This is ``asyncpar.checkpoint.save`` of the ranks of ``communicator`` (None: of this process alone); ``keep``
     checkpoints stay (None: all); ``timeout`` is in seconds.
     """
     return _run(
@@ -49,8 +49,8 @@ def load(
 ) -> Checkpoint:
     """Return the last complete checkpoint in ``folder``, or that of ``step``.
 
-    It is ``asyncpar.checkpoint.load`` for the ranks of ``communicator`` (None: for this process alone); ``timeout`` is
-    in seconds.
+    This is ``asyncpar.checkpoint.load`` for the ranks of ``communicator`` (None: for this process alone); ``timeout``
+    is in seconds.
     """
     return _run("load", communicator, lambda group: on_loop.load(folder, communicator=group, step=step), timeout)
 

@@ -1,4 +1,4 @@
-"""All pieces of a checkpoint: who writes a piece that several hold, which pieces give a rank what it wants.  Pure."""
+"""All pieces of a checkpoint: which rank writes a shared piece, and which pieces contain a rank's request.  Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncpar.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PieceLocation:
-    """A piece, the rank whose shard has it, and where its values begin in the file."""
+    """A piece, the rank whose shard contains it, and the start of its values in the file."""
 
     rank: int
     offset: int
@@ -28,7 +28,7 @@ class PieceLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """Values to copy from one piece into the array for the entry ``target`` of what is wanted."""
+    """Values to copy from one piece into the array for the entry ``target`` of the request."""
 
     target: int
     place: PieceLocation
@@ -36,7 +36,7 @@ class Reading:
 
 
 class Catalog:
-    """The pieces in ``manifests`` by tensor.  ``where`` is what messages call the checkpoint."""
+    """The pieces in ``manifests`` by tensor.  ``where`` names the checkpoint in messages."""
 
     def __init__(self, manifests: Sequence[Manifest], where: object) -> None:
         self._where = where
@@ -49,7 +49,7 @@ class Catalog:
                 offset += record.nbytes
 
     def check(self) -> None:
-        """Raise ``CheckpointError`` unless the pieces of each tensor have one shape and dtype and are all of it."""
+        """Raise ``CheckpointError`` unless the pieces of each tensor have one shape and dtype and cover it."""
         for (name, kind), places in self._places.items():
             first = places[0]
             shape = first.record.slice.global_shape
@@ -62,9 +62,9 @@ class Catalog:
                 )
 
     def plan(self, wanted: Sequence[Wanted]) -> list[Reading]:
-        """Return what to read for ``wanted``: all of it, and nothing twice.
+        """Return the readings for ``wanted``: all of it, and nothing twice.
 
-        Raises ``CheckpointError`` naming the tensor that is not there, or only in part, or is another one.
+        Raises ``CheckpointError`` naming a tensor that is missing or incomplete, or differs from the request.
         """
         return [reading for target, each in enumerate(wanted) for reading in self._readings(target, each)]
 
@@ -129,21 +129,21 @@ _ROW_BYTES = _IDENTITY_BYTES + 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Values that a rank holds: 16 bytes that say which values of which tensor, and 32 that say what they are."""
+    """Values that a rank holds: 16 bytes that identify the values of a tensor, and 32 that identify their content."""
 
     identity: bytes
     digest: bytes
 
 
 def encode_holdings(holdings: Sequence[Holding]) -> bytes:
-    """Return what ranks exchange: 48 bytes per piece."""
+    """Return the encoding that ranks exchange: 48 bytes per piece."""
     return b"".join(holding.identity + holding.digest for holding in holdings)
 
 
 def choose(labels: Sequence[str], everything: Sequence[bytes], rank: int) -> list[int]:
-    """Return the places of those pieces that ``rank`` writes: what several hold is written by each of them in turn.
+    """Return the indices of the pieces that ``rank`` writes: pieces that several ranks hold are distributed among them.
 
-    ``everything`` is what each rank has encoded, ``labels`` what messages call the pieces of ``rank``.  Raises
+    ``everything`` has the encoded holdings of each rank, ``labels`` the names of ``rank``'s pieces in messages.  Raises
     ``CheckpointError`` naming tensor and ranks if other ranks hold different values for one of them.
     """
     holders: dict[bytes, dict[bytes, list[int]]] = {}

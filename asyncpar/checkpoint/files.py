@@ -25,23 +25,23 @@ class NewFile(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Return when what was written has reached the disk."""
+        """Wait until everything written has reached the disk."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free it; nothing is promised of what was not synced."""
+        """Free it; content that was not synced may be lost."""
 
 
 class FileSystem(ABC):
     """The operations on files that saving needs; all block and raise ``OSError``.
 
-    What is done to a folder (names that are made, changed and removed in it) has reached the disk when ``sync_folder``
-    of it returns, and what is written to a file when its ``sync`` does.
+    Changes of a folder (names created, changed and removed in it) have reached the disk when ``sync_folder`` of it
+    returns, and the content of a file when its ``sync`` does.
     """
 
     @abstractmethod
     def make_folder(self, path: Path) -> None:
-        """Make the folder and those above it that are missing, and see to it that they have reached the disk."""
+        """Create the folder and its missing parents, and ensure that they have reached the disk."""
 
     @abstractmethod
     def folders(self, path: Path) -> list[str]:
@@ -49,15 +49,15 @@ class FileSystem(ABC):
 
     @abstractmethod
     def has_folder(self, path: Path) -> bool:
-        """Is there such a folder?"""
+        """Return whether there is such a folder."""
 
     @abstractmethod
     def is_link(self, path: Path) -> bool:
-        """Is this a symbolic link, whatever it points to?"""
+        """Return whether this is a symbolic link, whatever it points to."""
 
     @abstractmethod
     def has_file(self, path: Path) -> bool:
-        """Is there such a file?"""
+        """Return whether there is such a file."""
 
     @abstractmethod
     def size(self, path: Path) -> int:
@@ -69,15 +69,15 @@ class FileSystem(ABC):
 
     @abstractmethod
     def create(self, path: Path) -> NewFile:
-        """Make a file, which must not exist."""
+        """Create a file, which must not exist."""
 
     @abstractmethod
     def sync_folder(self, path: Path) -> None:
-        """Return when the names in the folder have reached the disk."""
+        """Wait until the names in the folder have reached the disk."""
 
     @abstractmethod
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file or folder another name, at once or not at all; a file replaces one that has that name."""
+        """Rename a file or folder atomically; a file replaces one that has the new name."""
 
     @abstractmethod
     def remove_file(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder and what is in it; of a link, the link."""
+        """Remove a folder and its contents; of a link, only the link."""
 
     @abstractmethod
     def lock(self, path: Path) -> AbstractContextManager[None]:
@@ -93,7 +93,7 @@ class FileSystem(ABC):
 
 
 class LocalFiles(FileSystem):
-    """The file systems of this host, network file systems included."""
+    """The file systems of this host, including network file systems."""
 
     def make_folder(self, path: Path) -> None:
         missing = []
@@ -131,7 +131,7 @@ class LocalFiles(FileSystem):
         return _LocalFile(path)
 
     def sync_folder(self, path: Path) -> None:
-        if sys.platform == "win32":  # which writes names at once, and opens no folders
+        if sys.platform == "win32":  # which writes names at once, and cannot open folders
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:

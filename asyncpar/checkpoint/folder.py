@@ -1,4 +1,4 @@
-"""The folder that checkpoints are saved into: what is in it, and what may go."""
+"""The folder of checkpoints: its contents, and what may be removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The content of a folder: complete checkpoints by rising step, folders without marker, those with a bad marker."""
+    """Contents of a folder: complete checkpoints by increasing step, folders without a marker or with a bad one."""
 
     complete: tuple[Found, ...]
     unfinished: tuple[Path, ...]
@@ -45,7 +45,7 @@ class Survey:
 
     @property
     def later_unreadable(self) -> tuple[Path, str] | None:
-        """The last of those whose marker is bad, if it is later than every complete one."""
+        """The last folder with a bad marker, if it is later than every complete one."""
         steps = [(_step_of(path), path, reason) for path, reason in self.unreadable]
         last = max(steps, default=None)
         if last is None or (self.complete and last[0] < self.complete[-1].step):
@@ -59,7 +59,7 @@ def folder_name(step: int) -> str:
 
 
 def is_step_folder(path: Path) -> bool:
-    """Is this the name of one checkpoint, rather than of a folder of checkpoints?"""
+    """Return whether this is the name of one checkpoint, rather than of a folder of checkpoints."""
     return _SAVED.fullmatch(path.name) is not None
 
 
@@ -70,7 +70,7 @@ def _step_of(path: Path) -> int:
 
 
 def survey(folder: Path, files: FileSystem) -> Survey:
-    """Return what is in ``folder``.  Raises ``CheckpointError`` if it cannot be read."""
+    """Return the contents of ``folder``.  Raises ``CheckpointError`` if it cannot be read."""
     complete, unfinished, unreadable = [], [], []
     with translated(f"cannot look into {folder}"):
         names = files.folders(folder)
@@ -88,7 +88,7 @@ def survey(folder: Path, files: FileSystem) -> Survey:
 
 
 def read_marker(path: Path, files: FileSystem) -> Found:
-    """Return the checkpoint in the folder ``path``.  Raises ``CheckpointError`` if it is none that is complete."""
+    """Return the checkpoint in the folder ``path``.  Raises ``CheckpointError`` unless it is a complete one."""
     with translated(f"cannot read {path}"):
         if not files.has_file(path / MARKER):
             raise CheckpointError(f"{path}: there is no complete checkpoint here, for there is no file {MARKER}")
@@ -103,8 +103,8 @@ def read_marker(path: Path, files: FileSystem) -> Found:
 def latest(folder: Path | str, *, files: FileSystem | None = None) -> Found | None:
     """Return the complete checkpoint of the highest step in ``folder``; None if there is none.
 
-    What is later and not complete is skipped, and the log says so.  Reads markers only.  Raises ``CheckpointError`` if
-    there is no such folder, or it cannot be read.
+    Later incomplete ones are skipped, which is logged.  Reads markers only.  Raises ``CheckpointError`` if there is no
+    such folder, or it cannot be read.
 
     ``files`` is the file system (None: that of this machine).
     """
@@ -114,7 +114,7 @@ def latest(folder: Path | str, *, files: FileSystem | None = None) -> Found | No
 
 
 def log_skipped(seen: Survey) -> None:
-    """Say in the log which folders are not considered, and why."""
+    """Log which folders are ignored, and why."""
     for path in seen.unfinished:
         _LOG.warning("%s is skipped: saving it was not finished", path)
     for path, reason in seen.unreadable:
@@ -122,9 +122,9 @@ def log_skipped(seen: Survey) -> None:
 
 
 def tidy(folder: Path, files: FileSystem) -> None:
-    """Remove what saves that have failed have left in ``folder``, and see to it that the last complete one is on disk.
+    """Remove the remains of failed saves in ``folder``, and ensure that the last complete checkpoint is on disk.
 
-    That one may be from a process that died between making it complete and the last sync.
+    The process that saved it may have died between completing it and the last sync.
     """
     seen = survey(folder, files)
     if seen.complete:
@@ -135,10 +135,10 @@ def tidy(folder: Path, files: FileSystem) -> None:
 
 
 def remove_old(folder: Path, files: FileSystem, *, keep: int, saved: int) -> tuple[Path, ...]:
-    """Remove all complete checkpoints but the ``keep`` last ones and that of step ``saved``; return which.
+    """Remove all complete checkpoints but the ``keep`` last ones and that of step ``saved``; return those removed.
 
-    Each loses its marker first, so that none is ever taken for complete that is not.  Of a checkpoint that is a link,
-    the link is removed, and what it points to stays as it is.
+    The marker is removed first, so that no incomplete one is ever taken for complete.  If a checkpoint is a link, only
+    the link is removed, not its target.
     """
     old = [found for found in survey(folder, files).complete[:-keep] if found.step != saved]
     for found in old:
@@ -151,7 +151,7 @@ def remove_old(folder: Path, files: FileSystem, *, keep: int, saved: int) -> tup
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raise ``OSError`` as ``CheckpointError`` that says what could not be done."""
+    """Raise ``OSError`` as ``CheckpointError`` naming the failed action."""
     try:
         yield
     except OSError as error:

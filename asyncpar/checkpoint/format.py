@@ -18,7 +18,7 @@ from asyncpar.errors import CheckpointError, UsageError
 
 
 def load_safetensors() -> Any:
-    """Return the module.  Raises ``UsageError`` that says what to install without it."""
+    """Return the module.  Raises ``UsageError`` with what to install if it is missing."""
     try:
         return import_module("safetensors")
     except ImportError as error:

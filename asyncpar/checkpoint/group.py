@@ -1,4 +1,4 @@
-"""Work that all ranks do at once, of which each must know that it has come off on all of them."""
+"""Work that all ranks do at once, each of which must know that it has succeeded on all of them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerE
 T = TypeVar("T")
 
 _BEAT: Final = 0.5
-"""Seconds after which a rank that works looks whether the others still do."""
+"""Seconds after which a working rank checks whether the others still are."""
 
 _GRACE: Final = 5.0
-"""Seconds that are given to a thread that was told to stop; one that hangs is left."""
+"""Seconds given to a thread that was stopped; one that hangs is abandoned."""
 
 _CANCELLED: Final = "it was cancelled"
 
 
 class CheckpointGroup:
-    """The ranks of ``communicator`` while they save or load once, in a group of their own; this process without one.
+    """The ranks of ``communicator`` during one save or load, in a separate group; this process without one.
 
-    Make it where the call is made, for groups are numbered by calls.  A rank that fails or is cancelled leaves the
-    group: the others learn it within a second and raise, too, whatever they are doing.
+    Create it where the call is made, since groups are numbered by calls.  A rank that fails or is cancelled leaves the
+    group: the others learn this within a second and raise, too, whatever they are doing.
     """
 
     def __init__(self, communicator: Communicator | None, what: str) -> None:
@@ -47,11 +47,11 @@ class CheckpointGroup:
         return 1 if self._group is None else self._group.size
 
     async def agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
-        """Do ``work`` in a thread and return what it has returned on each rank, each of type ``wanted``.
+        """Run ``work`` in a thread and return its result of each rank, each of type ``wanted``.
 
-        Raises what it raises, after telling the others, and ``CheckpointError`` when it fails on another rank,
-        ``PeerCancelled`` when that is cancelled.  A rank whose work stands still for as long as the group's timeout
-        fails; otherwise it may take as long as it likes.
+        Raises its error, after notifying the others, ``CheckpointError`` if it fails on another rank, and
+        ``PeerCancelled`` if that is cancelled.  A rank whose work makes no progress for the group's timeout fails;
+        otherwise it may take any time.
         """
         self._has_begun = True
         recorder = None if self._group is None else recorder_of(self._group)
@@ -67,7 +67,7 @@ class CheckpointGroup:
         except BaseException as error:
             progress.stop()
             if isinstance(error, PeerCancelled):
-                self._has_left = True  # the failed rank has told all others
+                self._has_left = True  # the failed rank has notified all others
             self.leave(_said(error), because_of=error.rank if isinstance(error, PeerError) else None)
             await _ended(running)
             if isinstance(error, PeerCancelled) and error.cause not in (_CANCELLED, "cancelled"):
@@ -76,17 +76,17 @@ class CheckpointGroup:
             raise
 
     def leave(self, why: str, *, because_of: int | None = None) -> None:
-        """Leave, and tell the others ``why``, without waiting for them.
+        """Leave, and notify the others of the reason ``why``, without waiting for them.
 
-        ``because_of`` is the rank of the world that is the reason, if it is another one.
+        ``because_of`` is the rank of the world that caused it, if it is another one.
         """
         if self._has_left or self._group is None or self.size == 1:
             return
         self._has_left = True
-        following = self._group.all_gather_object(None)  # the one that others may have come to, but not passed
+        following = self._group.all_gather_object(None)  # the one that others may have reached, but not passed
         self._group.give_up(self._group.ranks[self.rank] if because_of is None else because_of, why)
         with suppress(PeerCancelled):
-            following.send(None)  # ends at once, with what was said of it
+            following.send(None)  # ends at once, with the reason given for it
 
     def refuse(self, error: UsageError) -> Coroutine[Any, Any, Any]:
         """Leave because of ``error``, and return a coroutine that raises it."""
@@ -107,7 +107,7 @@ class CheckpointGroup:
         return None if world_rank is None or self._group is None else self._group.ranks.index(world_rank)
 
     async def _gather(self, value: T, wanted: Any) -> list[T]:
-        """Return ``value`` of every rank."""
+        """Return the ``value`` of every rank."""
         return [value] if self._group is None else await self._group.all_gather_object(value, wanted=wanted)
 
     async def _until_all_are_through(self, running: asyncio.Future[T], progress: WorkProgress) -> None:
@@ -127,7 +127,7 @@ class CheckpointGroup:
 
 
 async def _ended(running: asyncio.Future[Any]) -> None:
-    """Wait for a thread that was told to stop, unless it hangs; what it raises has been told or does not matter."""
+    """Wait for a stopped thread, unless it hangs; its error has been reported or does not matter."""
     running.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     await asyncio.wait({running}, timeout=_GRACE)
 

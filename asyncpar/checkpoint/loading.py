@@ -1,4 +1,4 @@
-"""Load a checkpoint: all ranks at once, each what it wants of it, or none."""
+"""Loading of a checkpoint: by all ranks at once, each the part it wants, or none."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import CheckpointError, UsageError
 
 _MOST_STEPS: Final = 8
-"""How many steps an error lists that could be loaded instead."""
+"""Limit of alternative steps that an error lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loaded:
     """A loaded checkpoint, from ``path``.
 
-    ``arrays`` are in the order of what was wanted, each of the shape of the part, or flat where only a range of it was
-    wanted; they are not shared.  ``extra`` is what rank 0 saved as that, ``extras`` what each rank did, ``nbytes``
-    how many bytes of values this rank has read.
+    ``arrays`` are in the order of the request, each of the shape of the part, or flat if only a range of it was wanted;
+    they are not shared.  ``extra`` is that saved by rank 0, ``extras`` those of all ranks, ``nbytes`` the number of
+    bytes of values that this rank has read.
     """
 
     path: Path
@@ -70,17 +70,17 @@ def load_checkpoint(
     communicator: Communicator | None,
     step: int | None = None,
 ) -> Coroutine[Any, Any, Loaded]:
-    """Return what this rank wants of the last complete checkpoint in ``folder``, or of that of ``step``.
+    """Load this rank's ``wanted`` values from the last complete checkpoint in ``folder``, or that of ``step``.
 
-    ``folder`` may also be that of one checkpoint.  All ranks call it, in the same order, however many have saved it
-    and in whatever layout; without ``communicator`` this process loads alone.  Each reads only the blocks (of 1 MiB)
-    that hold something it wants.  Every value is verified before any is returned, and they are returned on all ranks or
-    none: what fails on one rank is an error on every rank, naming it.  (Only a rank that dies or is cancelled in the
-    last exchange may be the only one to raise.)
+    ``folder`` may also be that of one checkpoint.  All ranks call it, in the same order, whatever the number and layout
+    of the ranks that saved it; without ``communicator`` this process loads alone.  Each reads only the blocks (of 1
+    MiB) that contain something it wants.  Every value is verified before any is returned, and they are returned on all
+    ranks or none: a failure on one rank is an error on every rank, naming it.  (Only a rank that dies or is cancelled
+    in the last exchange may be the only one to raise.)
 
     Raises ``UsageError`` for wrong arguments (the others get ``CheckpointError``); ``CheckpointError`` if there is no
     complete checkpoint, it is one of another ``model`` or of a newer format, lacks a tensor or has it in another shape
-    or dtype, cannot be read or is damaged; ``PeerError`` for a rank that dies, is cancelled or does not come.
+    or dtype, cannot be read or is damaged; ``PeerError`` for a rank that dies, is cancelled or does not take part.
     """
     group = CheckpointGroup(communicator, "loading a checkpoint")
     try:
@@ -145,20 +145,23 @@ class LoadedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The message of rank 0 to the others: the name of the checkpoint's folder (empty if it is the one asked
-    for), its marker, and its manifests, as they are in their files."""
+    """The message of rank 0 to the others.
+
+    It has the name of the checkpoint's folder (empty if it is the requested one), its marker, and its manifests, as in
+    their files.
+    """
 
     name: str
     marker: bytes
     manifests: list[bytes]
 
     def path(self, request: LoadRequest) -> Path:
-        """Return where the checkpoint is for this rank."""
+        """Return the path of the checkpoint for this rank."""
         return request.folder / self.name if self.name else request.folder
 
 
 def find_contents(request: LoadRequest, progress: WorkProgress) -> Contents:
-    """Choose the checkpoint and check all of it but the values; see ``load_checkpoint`` for what it raises."""
+    """Choose the checkpoint and check all of it but the values; for errors see ``load_checkpoint``."""
     files = LocalFiles()
     found = _find(request, files)
     _check_model(found.marker, request, found.path)
@@ -176,7 +179,7 @@ def find_contents(request: LoadRequest, progress: WorkProgress) -> Contents:
 
 
 def read_contents(request: LoadRequest, contents: Contents, progress: WorkProgress, *, rank: int) -> LoadedPart:
-    """Read what this rank wants; see ``load_checkpoint`` for what it raises."""
+    """Read this rank's values; for errors see ``load_checkpoint``."""
     path = contents.path(request)
     marker = decode_marker(contents.marker, path=path)
     _check_model(marker, request, path)
@@ -230,7 +233,7 @@ def _find_step(folder: Path, step: int, files: LocalFiles) -> Found:
 
 
 def _nothing(folder: Path, seen: Survey) -> str:
-    """Say what is in a folder that has no complete checkpoint."""
+    """Describe the contents of a folder without a complete checkpoint."""
     text = f"{folder}: there is no complete checkpoint"
     reasons = [f"saving {path.name} was not finished" for path in seen.unfinished[:4]]
     return f"{text}: {'; '.join(reasons)}" if reasons else text

@@ -1,11 +1,11 @@
-"""The texts of a checkpoint: what each shard holds, and the marker that it is complete.  Pure.
+"""The texts of a checkpoint: the contents of each shard, and the marker that it is complete.  Pure.
 
 A checkpoint is a folder ``step_000000042`` with, for each rank that saved it, ``rank_00003.safetensors`` (the values)
-and ``rank_00003.json`` (its manifest: which values they are, and hashes of them), and ``COMPLETE``, written last, which
-has the hashes of all manifests.  So the marker vouches, through the hashes, for every byte of the checkpoint.
+and ``rank_00003.json`` (its manifest: a description of the values, and their hashes), and ``COMPLETE``, written last,
+which has the hashes of all manifests.  So the marker vouches, through the hashes, for every byte of the checkpoint.
 
-Nothing in these texts is trusted: every number has its limits, names of tensors are never names of files, and what
-does not fit together is a ``CheckpointError`` that says where.
+Nothing in these texts is trusted: every number has its limits, names of tensors are never names of files, and
+inconsistencies raise ``CheckpointError`` naming the place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT: Final = "asyncpar checkpoint"
 VERSION: Final = 1
 MARKER: Final = "COMPLETE"
 BLOCK_BYTES: Final = 1 << 20
-"""Values are hashed in blocks of so many bytes, so that a reader of a part of a piece can verify that part."""
+"""Size of the blocks in which values are hashed, so that a reader of a part of a piece can verify that part."""
 
 MOST_RANKS: Final = 100_000
 _MOST_VALUES: Final = 1 << 60
@@ -81,7 +81,7 @@ class PieceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of one rank's shard: pieces in the order of their bytes, behind a header of ``header_bytes``."""
+    """The content of one rank's shard: pieces in the order of their bytes, after a header of ``header_bytes``."""
 
     rank: _Size
     step: _Size
@@ -156,7 +156,7 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def decode_marker(content: bytes, *, path: object) -> Marker:
-    """Return the marker.  Raises ``CheckpointError`` naming ``path``, for a newer format saying so."""
+    """Return the marker.  Raises ``CheckpointError`` naming ``path``, with a note if the format is newer."""
     sealed = _converted(_parsed(content, path), _Sealed, path)
     found = digest_of(encode_plain(sealed.content))
     if found != sealed.sha256:
@@ -192,7 +192,7 @@ def _converted(value: object, kind: type[_R], path: object) -> _R:
 
 
 def _check_piece(piece: PieceRecord, path: object) -> None:
-    """Raise ``CheckpointError`` unless the fields of ``piece`` fit together."""
+    """Raise ``CheckpointError`` unless the fields of ``piece`` are consistent."""
     if dtype_named(piece.dtype) is None:
         raise CheckpointError(f"{path}: {piece.label}: dtype {piece.dtype!r:.80} is unknown")
     try:

@@ -1,4 +1,4 @@
-"""The parts of named tensors that a rank saves or loads, and the dtypes that are saved.  Pure."""
+"""The parts of named tensors that a rank saves or loads, and the dtypes that can be saved.  Pure."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _SPECIAL: Final = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> str:
-    """Return the name of ``dtype``.  Raises ``UsageError`` naming ``what`` for one that cannot be saved."""
+    """Return the name of ``dtype``.  Raises ``UsageError`` naming ``what`` if it cannot be saved."""
     if dtype.name not in _CODES or not dtype.isnative:
         raise UsageError(f"{what}: expected one of the dtypes {', '.join(_CODES)}, got {dtype!r}")
     return dtype.name
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
-    """Return the dtype that ``check_dtype`` calls ``name``; None if there is none."""
+    """Return the dtype whose name by ``check_dtype`` is ``name``; None if there is none."""
     if name not in _CODES:
         return None
     return _SPECIAL[name] if name in _SPECIAL else np.dtype(name)
 
 
 def code_of(name: str) -> str:
-    """Return what safetensors calls the dtype ``name``."""
+    """Return safetensors' name of the dtype ``name``."""
     return _CODES[name]
 
 
@@ -64,9 +64,9 @@ _KIND = re.compile(KIND_PATTERN)
 class Piece:
     """Values of one tensor that this rank holds.
 
-    ``name`` is the parameter's, ``kind`` says what of it: ``"value"``, or the name of an optimizer's state.  ``slice``
-    is the part of the whole tensor that belongs to this rank's layout, and ``array`` holds the values ``flat[0]`` to
-    ``flat[1]`` of that part, C-flattened; its own shape does not matter.
+    ``name`` is the parameter's, ``kind`` is ``"value"`` or the name of an optimizer's state.  ``slice`` is the part of
+    the whole tensor that belongs to this rank's layout, and ``array`` holds the values ``flat[0]`` to ``flat[1]`` of
+    that part, C-flattened; its own shape does not matter.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Values of one tensor that this rank is to get; see ``Piece``."""
+    """Requested values of one tensor; see ``Piece``."""
 
     name: str
     kind: str
@@ -117,12 +117,12 @@ class Wanted:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array that comes: that of the part if all of it is wanted, else flat."""
+        """The shape of the loaded array: that of the part if all of it is wanted, else flat."""
         return shape_of(self.slice, self.flat)
 
 
 def label_of(name: str, kind: str) -> str:
-    """Return what messages call a tensor."""
+    """Return the name of a tensor in messages."""
     return f'tensor "{name}" ({kind})'
 
 

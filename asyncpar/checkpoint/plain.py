@@ -1,4 +1,4 @@
-"""Values that JSON keeps exactly.  Pure."""
+"""Values that JSON preserves exactly.  Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _DEEPEST: Final = 64
 
 
 def plain(value: object, where: str, *, depth: int = 0) -> Any:
-    """Return a copy of ``value`` as JSON gives it back: tuples become lists, everything else stays.
+    """Return a copy of ``value`` as JSON returns it: tuples become lists, everything else is unchanged.
 
-    Integers may be of any size (the states of generators are).  Raises ``UsageError`` naming the place of anything
-    that would come back as something else: NaN, keys that are no texts, arrays, objects.
+    Integers may be of any size (as in the states of generators).  Raises ``UsageError`` naming the place of anything
+    that JSON would not preserve: NaN, keys that are not strings, arrays, objects.
     """
     if depth > _DEEPEST:
         raise UsageError(f"{where}: expected values nested at most {_DEEPEST} deep")
@@ -49,12 +49,12 @@ def plain_dict(value: object, where: str) -> dict[str, Any]:
 
 
 def encode_plain(value: object) -> bytes:
-    """Return the one text of a plain value: equal values have equal texts."""
+    """Return the canonical text of a plain value: equal values have equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode_plain(content: bytes) -> Any:
-    """Return the value of a text.  Raises ``ValueError`` for what is no such text."""
+    """Return the value of a text.  Raises ``ValueError`` for an invalid text."""
     try:
         return json.loads(content, parse_constant=_refuse)
     except RecursionError as error:
@@ -67,7 +67,7 @@ def digest_of(content: bytes | memoryview) -> str:
 
 
 def first_difference(left: object, right: object, where: str, sides: tuple[str, str]) -> str | None:
-    """Say where two plain values differ first, and what each of the two ``sides`` has there; None if they are equal."""
+    """Describe the first difference of two plain values, and the value of each of the two ``sides``; None if equal."""
     if isinstance(left, dict) and isinstance(right, dict):
         for key in sorted({*left, *right}):
             place = f"{where}.{key}"

@@ -1,6 +1,6 @@
-"""State that belongs to one rank of one layout, such as what gradient compression has yet to make up for.
+"""State that belongs to one rank of one layout, such as residuals of gradient compression.
 
-It is saved beside the pieces that any layout can load, and comes back only to as many ranks in the same layout.
+It is saved beside the pieces that any layout can load, and is restored only by as many ranks in the same layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncpar.core.config.slicing import TensorSlice
 
 _KIND: Final = "rank_state"
 _MOST_NAMES: Final = 8
-"""How many names of arrays a warning lists."""
+"""Limit of array names that a warning lists."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def pieces_of_rank(rank: int, state: Mapping[str, NDArray[Any]]) -> list[Piece]:
 
 
 def wanted_of_rank(rank: int, arrays: Sequence[tuple[int, str]], *, first: int = 0) -> list[Wanted]:
-    """Return what to load of what ``pieces_of_rank`` has saved.
+    """Return the requests for the pieces that ``pieces_of_rank`` has saved.
 
     ``arrays`` are its counts and names of dtypes, from number ``first`` on.
     """
@@ -57,9 +57,9 @@ def wanted_of_rank(rank: int, arrays: Sequence[tuple[int, str]], *, first: int =
 
 
 def describe_state(layout: str, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return what to save of ``state`` in this rank's ``extra``.
+    """Return the description of ``state`` to save in this rank's ``extra``.
 
-    ``layout`` says who holds what, equal on all ranks.
+    ``layout`` describes what each rank holds; equal on all ranks.
     """
     return {"layout": layout, "arrays": [[key, array.size, str(array.dtype)] for key, array in state.items()]}
 
@@ -74,11 +74,11 @@ async def load_rank_state(
     what: str,
     lost: Collection[str] | None = None,
 ) -> dict[str, NDArray[Any]] | None:
-    """Return this rank's state in a checkpoint that was ``loaded``; None where it has none for this ``layout``.
+    """Return this rank's state in a ``loaded`` checkpoint; None if it has none for this ``layout``.
 
-    ``described`` is what ``describe_state`` has returned on each rank that saved; all ranks call this.  State of
-    another layout is dropped, and rank 0 logs a warning that says so, calling it ``what``, and names its arrays: those
-    that are ``lost`` (None: all), if there are any.
+    ``described`` are the results of ``describe_state`` on each rank that saved; all ranks call this.  State of another
+    layout is dropped, and rank 0 logs a warning about it, called ``what`` there, naming its arrays: those that are
+    ``lost`` (None: all), if there are any.
     """
     saved = [one for one in described if one is not None]
     is_same = len(saved) == len(described) == communicator.size and all(one["layout"] == layout for one in saved)
@@ -107,7 +107,7 @@ async def load_rank_state(
 
 
 def _listed(keys: Collection[str]) -> str:
-    """Return the first of ``keys``, and how many there are."""
+    """Return the first of ``keys``, and their number."""
     shown = ", ".join(islice(keys, _MOST_NAMES))
     return shown if len(keys) <= _MOST_NAMES else f"{shown} and {len(keys) - _MOST_NAMES} more"
 

@@ -1,4 +1,4 @@
-"""Read what one rank wants: only the blocks that hold it, each verified before a value of it is used.  Blocking."""
+"""Reading of one rank's values: only the blocks that contain them, each verified before use.  Blocking."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from asyncpar.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The result of a read: an array for each requested entry, and the bytes of values that were read for them."""
+    """The result of a read: an array for each requested entry, and the number of bytes of values read for them."""
 
     arrays: tuple[NDArray[Any], ...]
     nbytes: int
@@ -37,7 +37,7 @@ class _ShardFile:
     descriptor: int
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Fill ``memory`` from ``offset``.  Raises ``CheckpointError`` where the file ends."""
+        """Fill ``memory`` from ``offset``.  Raises ``CheckpointError`` if the file ends before that."""
         while memory:
             count = os.preadv(self.descriptor, [memory], offset)
             if count == 0:
@@ -58,7 +58,7 @@ def read_wanted(
     for reading in readings:
         of_rank.setdefault(reading.place.rank, []).append(reading)
     nbytes = 0
-    for rank, own in sorted(of_rank.items()):  # one file after the other, for there may be more than may be open
+    for rank, own in sorted(of_rank.items()):  # one file after the other, since there may be more than can be open
         with _opened(folder / shard_name(rank), manifests[rank]) as shard:
             nbytes += _read_shard(shard, own, flat, progress)
     arrays = tuple(array.reshape(each.shape) for array, each in zip(flat, wanted, strict=True))
@@ -79,7 +79,7 @@ def _read_shard(
 
 @contextmanager
 def _opened(path: Path, manifest: Manifest) -> Iterator[_ShardFile]:
-    """Open a shard, after looking at its header."""
+    """Open a shard, after checking its header."""
     with translated(f"cannot read {path}"):
         descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -106,7 +106,7 @@ def _check_header(shard: _ShardFile, manifest: Manifest) -> None:
 
 
 def _blocks(reading: Reading) -> list[int]:
-    """Return the numbers of the blocks that hold something of a reading."""
+    """Return the numbers of the blocks that contain a part of a reading."""
     per_block = BLOCK_BYTES // reading.place.record.itemsize
     moves = reading.moves
     changes = np.zeros(len(reading.place.record.blocks) + 1, np.int64)
@@ -116,7 +116,7 @@ def _blocks(reading: Reading) -> list[int]:
 
 
 def _read_block(shard: _ShardFile, reading: Reading, block: int, target: NDArray[Any]) -> int:
-    """Read one block, verify it, and copy what is wanted of it; return how many bytes it has."""
+    """Read one block, verify it, and copy the requested part of it; return its number of bytes."""
     record, per_block = reading.place.record, BLOCK_BYTES // reading.place.record.itemsize
     start, stop = block * per_block, min((block + 1) * per_block, record.size)
     moves = reading.moves.within(start, stop)

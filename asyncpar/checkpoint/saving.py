@@ -1,9 +1,9 @@
-"""Save a checkpoint: all ranks at once, each its part, atomically.
+"""Saving of a checkpoint: by all ranks at once, each its part, atomically.
 
 Theory of operation.  Everything is written into a folder under another name, ``step_000000042.saving-...``.  When all
-ranks have said that theirs is on disk, rank 0 gives the folder its name and puts the marker into it, each step being
-on disk before the next is taken.  So whatever dies whenever, each folder that has a marker is whole; folders without
-one are removed by the next save.
+ranks have reported that their part is on disk, rank 0 gives the folder its name and puts the marker into it, each step
+being on disk before the next is taken.  So whatever dies at any time, each folder that has a marker is complete;
+folders without one are removed by the next save.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def save_checkpoint(
     """Save the ``pieces`` of all ranks as the checkpoint of ``step`` in ``folder``, which all ranks must share.
 
     All ranks call it, in the same order; it takes its place in that order when it is called.  Without ``communicator``
-    this process saves alone.  What several ranks hold is written once, by each of them in turn.  Returns, on every
-    rank, when the checkpoint is complete and on disk; the loop stays free meanwhile.  The arrays must not change until
-    then (it is an error if they have), unless ``snapshot`` is true: then they are copied in the call itself, and what
-    it returns may run as a task beside the training.
+    this process saves alone.  Pieces that several ranks hold are written once, distributed among them.  Returns, on
+    every rank, when the checkpoint is complete and on disk; the loop stays free meanwhile.  The arrays must not change
+    until then (it is an error if they have), unless ``snapshot`` is true: then they are copied in the call itself, and
+    the returned coroutine may run as a task concurrently with training.
 
-    ``model`` says what identifies the model; loading compares it.  ``extra`` is anything JSON keeps (see ``plain``);
-    each rank's is saved.  ``equal`` is JSON, too, that must be the same on all ranks; it is not saved.  With ``keep``,
+    ``model`` identifies the model; loading compares it.  ``extra`` is anything that JSON preserves (see ``plain``);
+    each rank's is saved.  ``equal`` is also JSON, and must be the same on all ranks; it is not saved.  With ``keep``,
     all complete checkpoints but the ``keep`` last ones are removed, after this one is complete.
 
     Raises on every rank, and leaves no checkpoint of this step: ``UsageError`` for wrong arguments (the others get
     ``CheckpointError``); ``CheckpointError`` naming rank and cause if a rank cannot write, does not see the files of
-    the others, or replicas differ, if the step was saved before, or if another save into ``folder`` is under way;
-    ``PeerError`` for a rank that dies, is cancelled or does not come.
+    the others, or replicas differ, if the step was saved before, or if another save into ``folder`` is in progress;
+    ``PeerError`` for a rank that dies, is cancelled or does not take part.
     """
     group = CheckpointGroup(communicator, f"saving step {step!r:.40}")
     try:
@@ -143,9 +143,9 @@ _SHARED: Final = "all ranks must share one file system, with the folder in the s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that is complete: where, how many bytes this rank wrote, which old ones were removed.
+    """A complete checkpoint: its place, the bytes that this rank wrote, and the old checkpoints that were removed.
 
-    ``left`` says why old ones could not be removed, if that is so.
+    ``left`` is the reason why old ones could not be removed, if any.
     """
 
     path: Path
@@ -168,7 +168,7 @@ class Request:
     keep: int | None
     files: FileSystem
     is_snapshot: bool = False
-    """Are the arrays copies that no caller changes?"""
+    """Whether the arrays are copies that no caller changes."""
 
     @property
     def path(self) -> Path:
@@ -182,7 +182,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """The message of a rank to the others before anything is written; rank 0 adds where to write."""
+    """The message of a rank to the others before anything is written; rank 0 adds the folder to write into."""
 
     terms: bytes
     holdings: bytes
@@ -190,7 +190,7 @@ class SavePlan:
 
 
 def check_terms(terms: Sequence[bytes]) -> None:
-    """Raise ``UsageError`` naming ranks and field, unless all ranks were asked for the same."""
+    """Raise ``UsageError`` naming ranks and field, unless all ranks had the same request."""
     for rank, other in enumerate(terms):
         if other != terms[0]:
             difference = first_difference(
@@ -200,7 +200,7 @@ def check_terms(terms: Sequence[bytes]) -> None:
 
 
 class Saving:
-    """The phases, in order: ``prepare``, ``write``, ``complete``; then ``close``, whatever has happened."""
+    """The phases, in order: ``prepare``, ``write``, ``complete``; then ``close``, in any case."""
 
     def __init__(self, *, request: Request, rank: int) -> None:
         self._request = request
@@ -211,14 +211,14 @@ class Saving:
         self._temporary = request.folder
 
     def prepare(self, progress: WorkProgress) -> SavePlan:
-        """Hash what this rank holds; rank 0 also makes the folder to write into."""
+        """Hash this rank's values; rank 0 also creates the folder to write into."""
         temporary = self._open_folder() if self._rank == 0 else ""
         self._hashed = hash_pieces(self._request.pieces, progress)
         holdings = encode_holdings([content.holding for content in self._hashed])
         return SavePlan(terms=self._request.terms, holdings=holdings, temporary=temporary)
 
     def write(self, prepared: Sequence[SavePlan], progress: WorkProgress) -> tuple[ManifestStamp, int]:
-        """Write what no lower rank holds; return what the marker says of it, and its bytes."""
+        """Write the values that no lower rank holds; return their record for the marker, and their bytes."""
         request, rank = self._request, self._rank
         labels = [content.piece.label for content in self._hashed]
         chosen = choose(labels, [each.holdings for each in prepared], rank)
@@ -237,7 +237,7 @@ class Saving:
         return written
 
     def complete(self, stamps: Sequence[ManifestStamp], progress: WorkProgress) -> tuple[list[str], str | None]:
-        """Rank 0 looks at what all have written, and makes it a checkpoint; return what it removed, and why not."""
+        """Check all written parts on rank 0, and complete the checkpoint; return those removed, and why others stay."""
         if self._rank != 0:
             return [], None
         request, files = self._request, self._request.files
@@ -253,12 +253,12 @@ class Saving:
         return self._remove_old()
 
     def close(self) -> None:
-        """Free the lock on the folder, also one that an abandoned phase is about to get."""
+        """Free the lock on the folder, even one that an abandoned phase is about to get."""
         self._is_closed = True
         self._held.close()
 
     def _open_folder(self) -> str:
-        """Make the folder to write into, after removing what saves that failed have left."""
+        """Create the folder to write into, after removing the remains of failed saves."""
         request, files = self._request, self._request.files
         with translated(f"rank 0 cannot write to {request.folder}"):
             files.make_folder(request.folder)
@@ -280,7 +280,7 @@ class Saving:
         return temporary
 
     def _check_written(self, stamps: Sequence[ManifestStamp], progress: WorkProgress) -> None:
-        """Read back what each rank says it has written: manifests, not values."""
+        """Read back the written manifests of each rank, but not values."""
         manifests = []
         for rank, stamp in enumerate(stamps):
             path = self._temporary / manifest_name(rank)
@@ -305,7 +305,7 @@ class Saving:
         )
 
     def _remove_old(self) -> tuple[list[str], str | None]:
-        """Remove old checkpoints.  The new one is complete by now, so failures here are logged, not raised."""
+        """Remove old checkpoints.  The new one is already complete, so failures here are logged, not raised."""
         request = self._request
         if request.keep is None:
             return [], None

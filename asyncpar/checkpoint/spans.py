@@ -1,8 +1,8 @@
 """The values of a whole tensor that a piece holds, as ranges of its C-flattened values.  Pure.
 
-Theory of operation.  Looked at as ``view_shape``, a slice is ``count`` runs of ``length`` values, ``stride`` apart, the
+Theory of operation.  Viewed as ``view_shape``, a slice is ``count`` runs of ``length`` values, ``stride`` apart, the
 first at ``first``; a flat range of the slice is a few of those runs, the outer ones trimmed.  So two pieces of one
-tensor, however each was cut, are two sorted lists of ranges, and what one has of the other is their intersection.
+tensor, however each was cut, are two sorted lists of ranges, and their common values are the intersection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncpar.core.config.slicing import TensorSlice
 Positions: TypeAlias = NDArray[np.int64]
 
 _FEW = 32
-"""Runs of fewer values are copied by index rather than one by one."""
+"""Limit of values per run below which runs are copied by index rather than one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spans:
-    """Disjoint ranges of positions in a whole tensor, in rising order, none empty."""
+    """Disjoint ranges of positions in a whole tensor, in increasing order, none empty."""
 
     starts: Positions
     stops: Positions
@@ -60,7 +60,7 @@ class Spans:
         return int((self.stops - self.starts).sum())
 
     def places(self, positions: Positions) -> Positions:
-        """Return how many values of the spans come before each of ``positions``, which lie in them."""
+        """Return how many values of the spans precede each of ``positions``, which lie in them."""
         lengths = self.stops - self.starts
         before = np.cumsum(lengths) - lengths
         index = np.searchsorted(self.starts, positions, side="right") - 1
@@ -68,7 +68,7 @@ class Spans:
 
 
 def spans_of(part: TensorSlice, flat: tuple[int, int]) -> Spans:
-    """Return where the values ``flat[0]`` to ``flat[1]`` of the C-flattened ``part`` are in the whole tensor."""
+    """Return the positions in the whole tensor of the values ``flat[0]`` to ``flat[1]`` of the C-flattened ``part``."""
     runs, (start, stop) = Runs.of(part), flat
     if start == stop:
         return Spans(starts=np.zeros(0, np.int64), stops=np.zeros(0, np.int64))
@@ -81,7 +81,7 @@ def spans_of(part: TensorSlice, flat: tuple[int, int]) -> Spans:
 
 
 def reach_of(part: TensorSlice, flat: tuple[int, int]) -> tuple[int, int]:
-    """Return the first position of ``spans_of``, and the end of the last; quicker than those."""
+    """Return the first position of ``spans_of``, and the end of the last; faster than computing those."""
     runs, (start, stop) = Runs.of(part), flat
     if start == stop:
         return 0, 0
@@ -90,7 +90,7 @@ def reach_of(part: TensorSlice, flat: tuple[int, int]) -> tuple[int, int]:
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
-    """Return what both have, cut wherever one of them is."""
+    """Return the common positions, cut wherever one of them is."""
     low = np.searchsorted(right.stops, left.starts, side="right")
     high = np.searchsorted(right.starts, left.stops, side="left")
     counts = np.maximum(high - low, 0)
@@ -103,7 +103,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    """Return what ``left`` has and ``right`` has not."""
+    """Return the positions of ``left`` that ``right`` does not have."""
     starts = np.concatenate([np.zeros(1, np.int64), right.stops])
     stops = np.concatenate([right.starts, np.full(1, np.iinfo(np.int64).max)])
     gaps = starts < stops
@@ -123,7 +123,7 @@ def first_gap(parts: list[Spans], size: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyPlan:
-    """Values to copy: ``lengths[i]`` of them from place ``sources[i]`` to place ``targets[i]``; sources rise."""
+    """Values to copy: ``lengths[i]`` of them from ``sources[i]`` to ``targets[i]``; sources increase."""
 
     sources: Positions
     targets: Positions
@@ -139,7 +139,7 @@ class CopyPlan:
         )
 
     def within(self, start: int, stop: int) -> CopyPlan:
-        """Return the moves of the sources ``start`` to ``stop``, with places counted from ``start``."""
+        """Return the moves of the sources ``start`` to ``stop``, with positions counted from ``start``."""
         first = int(np.searchsorted(self.sources + self.lengths, start, side="right"))
         last = int(np.searchsorted(self.sources, stop, side="left"))
         sources, lengths = self.sources[first:last], self.lengths[first:last]

@@ -1,4 +1,4 @@
-"""Work on many blocks of memory by a few threads, its progress, and the wish that it should end."""
+"""Work on many blocks of memory by a few threads, its progress, and requests to stop it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FEW: Final = 2
 
 
 def for_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return what ``function`` returns for each of ``items``, in order; the first error cancels the rest.
+    """Return the result of ``function`` for each of ``items``, in order; the first error cancels the rest.
 
-    The threads gain where the function frees the interpreter, as reading and hashing do; for a few items they are not
-    worth it.
+    Threads help if the function releases the interpreter, as reading and hashing do; they are not worthwhile for a few
+    items.
     """
     if len(items) <= _FEW:
         return [function(item) for item in items]
@@ -26,13 +26,13 @@ def for_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
 
 
 class Stopped(Exception):  # noqa: N818
-    """The work was told to stop."""
+    """The work was stopped."""
 
 
 class WorkProgress:
     """Shared by a thread and the loop that waits for it.
 
-    ``done`` grows while the work goes on: one that stands still for long hangs.
+    ``done`` grows while the work makes progress; if it does not change for long, the work hangs.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class WorkProgress:
         self._is_stopped = False
 
     def advance(self, amount: int) -> None:
-        """Say that so much more is done.  Raises ``Stopped`` when it is not wanted any more."""
+        """Add to the progress.  Raises ``Stopped`` if the work is no longer wanted."""
         self.done += amount
         if self._is_stopped:
             raise Stopped

@@ -1,7 +1,7 @@
 """Plain nested values as entries of JSON and arrays by name, and back.  Pure.
 
-An entry is a place, as the keys that lead to it, and what is there: a container, an array (its dtype and shape; the
-values are a tensor of the checkpoint), or a value that JSON keeps.  Containers come before what is in them.
+An entry is a place, as the keys that lead to it, and its content: a container, an array (its dtype and shape; the
+values are a tensor of the checkpoint), or a value that JSON preserves.  Containers precede their contents.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _ODD_FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 class PerRank:
     """``value``, which each rank has for itself, in values that are equal on all ranks otherwise.
 
-    It is nested values like those around it: ``PerRank(synchronizer.state())``.  As many ranks get back what they had.
-    Another number of ranks gets, in each place, what was equal on all ranks as it was, and of floating arrays of one
-    shape the mean over the ranks that saved: so no gradient that error feedback still owes is lost.  What is neither is
-    left out, and the log says so.
+    It contains nested values like those around it: ``PerRank(synchronizer.state())``.  The same number of ranks get
+    their own values back.  Another number of ranks gets, in each place, the value that was equal on all ranks, or, for
+    floating arrays of one shape, the mean over the ranks that saved, so no gradient that error feedback still owes is
+    lost.  Anything else is left out, which is logged.
     """
 
     value: Any
 
 
 class TreeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is at ``path``."""
+    """The content of ``path``."""
 
     path: Path
     kind: Literal["dict", "list", "tuple", "array", "scalar", "plain", "float", "rank"]
@@ -52,7 +52,7 @@ class TreeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def name(self) -> str:
-        """The name of the array in the checkpoint: keys with slashes between them."""
+        """The name of the array in the checkpoint: keys joined by slashes."""
         return name_of(self.path)
 
     @property
@@ -70,7 +70,7 @@ class Flattened:
 
 
 def name_of(path: Path) -> str:
-    """Return a name that no other path has: ``layer/w``, with ``~`` and ``/`` inside of keys as ``~0`` and ``~1``.
+    """Return a unique name of a path: ``layer/w``, with ``~`` and ``/`` inside of keys as ``~0`` and ``~1``.
 
     An empty key is ``~``.
     """
@@ -80,8 +80,8 @@ def name_of(path: Path) -> str:
 def flatten(values: object, where: str, *, may_split: bool = True) -> Flattened:
     """Return ``values`` as entries.
 
-    Raises ``UsageError`` that names the place of anything that would not come back as what it is.  ``PerRank`` is
-    refused in itself (``may_split=False``).
+    Raises ``UsageError`` naming the place of anything that would not be restored as it is.  ``PerRank`` is refused
+    within itself (``may_split=False``).
     """
     flat = Flattened()
     _flatten(values, (), where, flat, may_split=may_split)
@@ -137,7 +137,7 @@ def _leaf(value: Any, path: Path, where: str, flat: Flattened) -> TreeEntry:
 
 
 def _is_plain(value: object) -> bool:
-    """Does JSON give ``value`` back as it is?"""
+    """Return whether JSON preserves ``value``."""
     if type(value) is list:
         return all(_is_plain(item) for item in value)
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
@@ -151,7 +151,7 @@ def _place(where: str, path: Path) -> str:
 
 
 def decode_entries(found: object, where: object) -> list[TreeEntry]:
-    """Return entries that were read.  Raises ``CheckpointError`` naming ``where`` for what is none."""
+    """Return the entries that were read.  Raises ``CheckpointError`` naming ``where`` for invalid ones."""
     try:
         entries = msgspec.convert(found, list[TreeEntry])
     except msgspec.ValidationError as error:
@@ -165,7 +165,7 @@ def decode_entries(found: object, where: object) -> list[TreeEntry]:
 def unflatten(
     entries: Sequence[TreeEntry], arrays: Sequence[NDArray[Any]], of_rank: Sequence[Any], where: object
 ) -> Any:
-    """Return the values of ``entries``.  Raises ``CheckpointError`` naming ``where`` if they do not fit together."""
+    """Return the values of ``entries``.  Raises ``CheckpointError`` naming ``where`` if they are inconsistent."""
     made: dict[Path, Any] = {}
     tuples: list[Path] = []
     given = iter(arrays)
@@ -222,9 +222,9 @@ _NOTHING: Final = _Nothing()
 
 
 def merge(values: Sequence[Any], dropped: list[str]) -> Any:
-    """Return one value for all ranks in place of those of each; see ``PerRank``.
+    """Return one value for all ranks in place of each rank's; see ``PerRank``.
 
-    Adds to ``dropped`` the names of places that are left out; None if that is everything.
+    Adds to ``dropped`` the names of places that are left out; returns None if that is everything.
     """
     merged = _merge(values, (), dropped)
     return None if merged is _NOTHING else merged

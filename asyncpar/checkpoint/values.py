@@ -1,4 +1,4 @@
-"""Save and load plain nested dictionaries of arrays: any number of ranks saves, any other loads."""
+"""Saving and loading of plain nested dictionaries of arrays, by any numbers of ranks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 _MODEL: Final = {"values": "plain"}
 _SPLIT_BYTES: Final = 1 << 20
-"""Arrays are cut into one range per rank, none smaller than this."""
+"""Arrays are cut into one range per rank, none smaller than this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was loaded from ``path``: its ``step``, and ``values`` as they were saved."""
+    """A checkpoint loaded from ``path``: its ``step``, and ``values`` as they were saved."""
 
     path: Path
     step: int
@@ -49,14 +49,14 @@ def save(
 ) -> Coroutine[Any, Any, Saved]:
     """Save ``values`` as the checkpoint of ``step`` in ``folder``, which all ranks of ``communicator`` share.
 
-    ``values`` is a dictionary: of arrays and scalars of numpy, numbers, texts, None, and dictionaries, lists and tuples
-    of them.  All of it is equal on all ranks but what is marked as ``PerRank``; what differs is an error that names the
-    place and the ranks.  States of ``DiLoCo`` may be in it as they are.  Each array is written once: every rank writes
-    its share.  Without ``communicator`` this process saves alone.
+    ``values`` is a dictionary of arrays and scalars of numpy, numbers, strings, None, and dictionaries, lists and
+    tuples of them.  All of it is equal on all ranks except values marked as ``PerRank``; a difference is an error
+    naming the place and the ranks.  States of ``DiLoCo`` may be included directly.  Each array is written once: every
+    rank writes its share.  Without ``communicator`` this process saves alone.
 
-    Otherwise as ``save_checkpoint``: atomic on all ranks, so that a kill amid a save keeps the last one; all ranks call
-    it; arrays must not change before it returns, unless ``snapshot`` is true; ``keep`` says how many old checkpoints
-    stay.  Raises ``UsageError`` that names the place of a value that would not come back as what it is.
+    Otherwise like ``save_checkpoint``: atomic on all ranks, so that a kill during a save preserves the last one; all
+    ranks call it; arrays must not change before it returns, unless ``snapshot`` is true; ``keep`` is the number of
+    checkpoints that stay.  Raises ``UsageError`` naming the place of a value that would not be restored as it is.
     """
     try:
         check_root(values, "values")
@@ -86,9 +86,10 @@ def save(
 async def load(folder: Path | str, *, communicator: Communicator | None = None, step: int | None = None) -> Checkpoint:
     """Return the last complete checkpoint in ``folder``, or that of ``step``; all ranks of ``communicator`` call it.
 
-    They may be another number than saved it; each gets all values, and of what is ``PerRank`` its own (see there for
-    another number of ranks).  ``folder`` may also be that of one checkpoint.  ``latest`` says whether there is one.
-    Raises ``CheckpointError`` if there is none, it is damaged or was not saved by ``save``, on all ranks alike.
+    Their number may differ from that of the ranks that saved it; each gets all values, and its own of ``PerRank`` ones
+    (see there for another number of ranks).  ``folder`` may also be that of one checkpoint.  Use ``latest`` to check
+    whether there is one.  Raises ``CheckpointError`` if there is none, it is damaged or was not saved by ``save``, on
+    all ranks alike.
     """
     rank, size = _place_in(communicator)
     seen = await load_checkpoint(folder, [], model=_MODEL, communicator=communicator, step=step)
@@ -109,7 +110,7 @@ async def load(folder: Path | str, *, communicator: Communicator | None = None, 
 
 
 def _place_in(communicator: object) -> tuple[int, int]:
-    """Return rank and size.  Raises ``UsageError`` for what is no communicator of coroutines."""
+    """Return rank and size.  Raises ``UsageError`` for anything but a communicator of coroutines."""
     if communicator is None:
         return 0, 1
     if not isinstance(communicator, Communicator):
@@ -121,7 +122,7 @@ def _place_in(communicator: object) -> tuple[int, int]:
 
 
 def _pieces(name: str, array: NDArray[Any], size: int) -> list[Piece]:
-    """Return ``array`` in as many ranges as ranks can share out."""
+    """Return ``array`` in as many ranges as ranks can divide among themselves."""
     flat = np.ascontiguousarray(array).reshape(-1)
     parts = max(1, min(size, array.nbytes // _SPLIT_BYTES))
     whole = TensorSlice.whole(array.shape)
@@ -132,7 +133,7 @@ def _pieces(name: str, array: NDArray[Any], size: int) -> list[Piece]:
 
 
 def _described(entries: Sequence[TreeEntry]) -> dict[str, Any]:
-    """Return what must be equal on all ranks by place, for messages."""
+    """Return the entries that must be equal on all ranks, by place, for messages."""
     return {
         "/".join(map(str, entry.path)) or "(all)": {
             key: value for key, value in msgspec.to_builtins(entry).items() if key != "path"
@@ -164,7 +165,7 @@ def _rebuilt(entries: Sequence[TreeEntry], given: Any, seen: Loaded) -> Any:
 
 
 def _merged(own: Sequence[Sequence[Any]], seen: Loaded, rank: int) -> list[Any]:
-    """Return one value in place of those of each rank, for each ``PerRank``."""
+    """Return one value in place of each rank's, for each ``PerRank``."""
     dropped: list[str] = []
     merged = [merge(values, dropped) for values in zip(*own, strict=True)]
     if dropped and rank == 0:

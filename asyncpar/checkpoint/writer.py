@@ -1,4 +1,4 @@
-"""Write what one rank saves: hash it, write it, see it safe on disk.  Blocking; runs in a thread."""
+"""Writing of one rank's part: hash it, write it, ensure that it is on disk.  Blocking; runs in a thread."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def identity_of(piece: Piece) -> bytes:
 
 
 def hash_pieces(pieces: Sequence[Piece], progress: WorkProgress) -> list[HashedPiece]:
-    """Return the bytes of ``pieces`` with their hashes, by a few threads at once."""
+    """Return the bytes of ``pieces`` with their hashes, computed by a few threads."""
     memories = [_bytes_of(piece.array) for piece in pieces]
     blocks = _hash_blocks(memories, progress)
     return [
@@ -68,7 +68,7 @@ def hash_pieces(pieces: Sequence[Piece], progress: WorkProgress) -> list[HashedP
 
 
 def check_unchanged(hashed: Sequence[HashedPiece], progress: WorkProgress) -> None:
-    """Raise ``CheckpointError`` naming the tensor if what was written may not be what was hashed."""
+    """Raise ``CheckpointError`` naming the tensor if the written values may differ from the hashed ones."""
     blocks = _hash_blocks([content.memory for content in hashed], progress)
     for content, hashes in zip(hashed, blocks, strict=True):
         if content.blocks != hashes:
@@ -99,9 +99,9 @@ def write_rank(
     step: int,
     extra: dict[str, Any],
 ) -> tuple[ManifestStamp, int]:
-    """Write the shard and the manifest of ``rank`` into ``folder``, and return when both are on disk.
+    """Write the shard and the manifest of ``rank`` into ``folder``, and wait until both are on disk.
 
-    Returns what the marker says of the manifest, and the bytes written.
+    Returns the record of the manifest for the marker, and the number of bytes written.
     """
     ordered = sorted(hashed, key=lambda content: -content.piece.array.dtype.itemsize)  # keeps values aligned
     records = [_record(content, index) for index, content in enumerate(ordered)]
@@ -125,7 +125,7 @@ def write_rank(
 
 
 def write_file(path: Path, parts: Sequence[bytes | memoryview], files: FileSystem, progress: WorkProgress) -> None:
-    """Write a new file of ``parts``, and return when its content is on disk."""
+    """Write a new file of ``parts``, and wait until its content is on disk."""
     file = files.create(path)
     try:
         for part in parts:
