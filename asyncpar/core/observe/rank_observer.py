@@ -108,7 +108,7 @@ class RankObserver:
     def _report(self, *, has_failed: bool = False) -> None:
         """Report the wait that began first; the others may result from it.
 
-        Waits for a certain rank come before those for any.  Asks come last: what they wait for may itself be waiting.
+        Waits for a certain rank come before those for any.  Asks come last: the actors that they wait for wait, too.
         """
         first = min(
             self._waiting.values(), key=lambda notice: (bool(notice.actor), notice.culprit is None), default=None

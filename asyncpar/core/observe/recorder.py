@@ -330,7 +330,7 @@ class Recorder:
         return self._memory[: self._entries_start + self._used]
 
     def close(self) -> None:
-        """End recording, with the node; another node of this process may continue in its memory.  Idempotent."""
+        """End recording, with the node: another one of this process may go on in the agent's memory.  Idempotent."""
         if not self.is_closed:
             for owner in self.owners:
                 if owner:

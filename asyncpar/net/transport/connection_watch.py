@@ -89,7 +89,7 @@ class ServerConnections:
             self._accepted[place] = time.monotonic()
 
     def takes_calls(self) -> bool:
-        """Return whether the event loop has run since the last call."""
+        """Return whether the event loop has run since this was last called."""
         has_answered = self._has_answered
         if has_answered:
             self._has_answered = False

@@ -48,7 +48,7 @@ _CHUNK_SECONDS = 4.0
 _PREFIX = struct.Struct("<II")
 _NUMBERED = struct.Struct("<IQ")
 _LAST_CHUNK = 0xFFFF_FFFF
-"""The number of consumed chunks in a side's last chunk."""
+"""The count of consumed chunks that marks the last chunk of a side."""
 
 
 def encode_prefix(consumed: int, number: int) -> bytes:

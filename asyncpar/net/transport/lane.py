@@ -91,7 +91,7 @@ class Lane(ABC):
 
     @property
     def round_trip(self) -> float | None:
-        """The least recent round trip, in seconds; None if the channel does not know it."""
+        """The shortest round trip seen recently, in seconds; None if the channel does not know it."""
         return None
 
     @property

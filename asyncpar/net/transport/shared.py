@@ -29,7 +29,7 @@ CHUNK_BYTES: Final = 2 << 20
 CHUNKS: Final = 4
 
 READS: Final = 1
-"""Fingerprint of a GRANT whose receiver can read the message from the sender's memory."""
+"""Fingerprint of a GRANT by a rank that can read the message from the sender's memory."""
 
 Emit = Callable[[FrameKind, Key, int, int], None]
 

@@ -99,7 +99,7 @@ def read_tcp_info(sock: socket.socket) -> bytes:
 
 
 def read_round_trip(sock: socket.socket) -> float | None:
-    """Return the least recent round trip that the kernel has seen on a TCP connection, in seconds (Linux).
+    """Return the shortest round trip that the kernel has recently seen on a TCP connection, in seconds (Linux).
 
     None if there is none: Unix sockets, other systems, connections that have sent nothing.
     """
