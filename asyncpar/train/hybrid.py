@@ -23,7 +23,7 @@ from asyncpar.train.texts import EVALUATION_BATCHES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """The folder of checkpoints, and the steps between them; one follows the last step.  ``keep`` are kept."""
+    """The folder of checkpoints, and the steps between them; one follows the last step.  The last ``keep`` stay."""
 
     folder: Path
     every: int = 50
@@ -37,9 +37,9 @@ class Checkpoints:
 class HybridTrainer:
     """Trains over all ranks of a world; each replica has its rows of every batch, in micro-batches.
 
-    With ``checkpoints`` it goes on from the latest in their folder, of a run with equal settings in any layout:
-    ``losses`` has those of the steps that are done.  The run may be longer than that of the checkpoint; its steps have
-    the learning rates of the longer schedule from there on.
+    With ``checkpoints`` it continues from the latest in their folder, of a run with equal settings in any layout:
+    ``losses`` has those of the finished steps.  The run may be longer than that of the checkpoint; its steps have the
+    learning rates of the longer schedule from there on.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HybridTrainer:
         self._rows = split_rows(batches.rows, rank=mapping.dp_rank, size=replicas)
         self.losses: list[float] = []
         self.has_new_schedule = False
-        """Were the first steps, those of a checkpoint, made by another schedule?"""
+        """Whether the first steps, those of a checkpoint, were made with another schedule."""
         self.last: StepResult | None = None
 
     @classmethod
@@ -82,7 +82,7 @@ class HybridTrainer:
         return trainer
 
     async def run(self) -> AsyncGenerator[StepReport, None]:
-        """Yield a report after each step that was not done yet."""
+        """Yield a report after each remaining step."""
         coordinator, training = self._coordinator, self._training
         while coordinator.steps < training.steps:
             step = coordinator.steps
@@ -96,9 +96,9 @@ class HybridTrainer:
             yield StepReport(step=step, loss=result.loss, seconds=result.seconds)
 
     async def check_replicas(self) -> None:
-        """Raise ``AsyncparError`` unless all that replicas hold alike is equal to the last bit."""
+        """Raise ``AsyncparError`` unless everything replicated is equal to the last bit."""
         if self._coordinator.config.zero.stage.shards_states:
-            return  # what they hold alike is gathered from its owner after every step
+            return  # replicated values are gathered from their owner after every step
         digests = await self._coordinator.groups.dp.all_gather_object(self._digest())
         different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if different:
@@ -115,7 +115,7 @@ class HybridTrainer:
         return sum(losses) / len(losses)
 
     async def report(self, *, width: int) -> str:
-        """Return where the time of all ranks went, as text for people; all ranks call it."""
+        """Return the distribution of all ranks' time, as text for people; all ranks call it."""
         return render_report(await self._coordinator.get_performance_stats(), width=width)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Batches of text, and a language model with its optimizer: what one process computes in one step."""
+"""Batches of text, and a language model with its optimizer: the computation of one process in one step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Windows = NDArray[np.int64]
 class Batches:
     """Random windows of ``length + 1`` bytes, ``rows`` per step.
 
-    Inputs are all bytes of a window but the last, targets all but the first.  The batch of a step depends on ``seed``
-    and the step's number only.
+    Inputs are all bytes of a window but the last, targets all but the first.  The batch of a step depends only on
+    ``seed`` and the step's number.
     """
 
     def __init__(self, corpus: Corpus, *, rows: int, length: int, seed: int) -> None:
@@ -43,7 +43,7 @@ class Batches:
         return self.rows * self.length
 
     def windows(self, step: int, rows: slice | None = None) -> Windows:
-        """Return the windows of ``step`` (of some ``rows`` of it), shape (rows, length + 1)."""
+        """Return the windows of ``step`` (or of some ``rows`` of it), shape (rows, length + 1)."""
         rng = np.random.default_rng((self._seed, step))
         starts = rng.integers(0, self.corpus.size - self.length, self.rows)
         chosen = starts if rows is None else starts[rows]
@@ -52,9 +52,9 @@ class Batches:
 
 
 def split_rows(rows: int, *, rank: int, size: int) -> slice:
-    """Return the rows of ``rank``: contiguous, in the order of ranks, sizes differing by one at most.
+    """Return the rows of ``rank``: contiguous, in the order of ranks, sizes differing by at most one.
 
-    Raises ``UsageError`` when there are not enough rows for every rank.
+    Raises ``UsageError`` if there are not enough rows for every rank.
     """
     if rows < size:
         raise UsageError(f"batch: expected at least one row for each of {size} ranks, got {rows}")
@@ -63,11 +63,11 @@ def split_rows(rows: int, *, rank: int, size: int) -> slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Everything that decides the numbers of a run, but for the text.
+    """All settings that determine the numbers of a run, except the text.
 
-    Gradients are clipped to the global norm ``clip_norm``; None leaves them as they are.  With ``tuning`` ranks look
-    for the quickest bucket size, all-reduce and size of messages while they train, in data parallelism alone, which may
-    change the last bits of sums.
+    Gradients are clipped to the global norm ``clip_norm``; None does not clip.  With ``tuning`` ranks search for the
+    fastest bucket size, all-reduce and message size during training, in data parallelism alone, which may change the
+    last bits of sums.
     """
 
     model: TransformerConfig
@@ -85,7 +85,7 @@ class TrainingConfig:
             raise UsageError(f"steps, batch: expected 1 or more, got {self.steps}, {self.rows}")
 
     def lasting(self) -> dict[str, Any]:
-        """Return the settings that all runs of one model share: all but the length of a run and of its schedule."""
+        """Return the settings common to all runs of one model: all but the length of a run and of its schedule."""
         rule, schedule = asdict(self.rule), asdict(self.schedule)
         return {
             "model": asdict(self.model),
@@ -103,7 +103,7 @@ class TrainingConfig:
 
 
 class LanguageModel:
-    """A transformer and its AdamW, both as the configuration says.  All methods compute; none waits."""
+    """A transformer and its AdamW, both according to the configuration.  All methods compute; none waits."""
 
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
@@ -127,19 +127,19 @@ class LanguageModel:
         return loss
 
     def update(self, step: int) -> float:
-        """Move the parameters by their gradients; return the norm of the gradients."""
+        """Update the parameters with their gradients; return the norm of the gradients."""
         norm = self._optimizer.clip(self.config.clip_norm)
         self._optimizer.step(self.config.schedule(step))
         return norm
 
     def begin_update(self, step: int) -> EarlyStep | None:
-        """Return what moves the parameters as gradients become known; None where their norm must be known first."""
+        """Return the step that updates parameters as gradients become known; None if their norm must be known first."""
         if self.config.clip_norm is not None:
             return None
         return EarlyStep(self._optimizer, self.config.schedule(step))
 
     def evaluate(self, windows: Windows) -> float:
-        """Return the mean loss over ``windows``; gradients stay as they are."""
+        """Return the mean loss over ``windows``; gradients are unchanged."""
         logits, _ = self.model.forward(windows[:, :-1])
         total, _ = softmax_cross_entropy(logits, windows[:, 1:], scale=1.0)
         return total / windows[:, 1:].size

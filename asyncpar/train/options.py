@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ``UsageError`` for wrong options, and prints its help on the first rank alone."""
+    """Raises ``UsageError`` for wrong options, and prints its help only on the first rank."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -102,7 +102,7 @@ def parse_arguments(
 
 
 def _add_layout(parser: Parser) -> None:
-    """Add how the run is spread over ranks."""
+    """Add the options of the layout over ranks."""
     parser.add_argument("--dp", type=int, help="replicas (default: as many as there are ranks for)")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks that share each layer (default: 1)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
@@ -135,7 +135,7 @@ def _add_layout(parser: Parser) -> None:
 
 
 def make_layout(options: argparse.Namespace) -> ParallelLayout:
-    """Return how the run is spread over ranks."""
+    """Return the layout of the run over ranks."""
     return ParallelLayout(
         dp=options.dp,
         tp=options.tp,
@@ -154,19 +154,19 @@ def _schedule_of(name: str) -> str | Path:
 
 
 def make_checkpoints(options: argparse.Namespace) -> Checkpoints | None:
-    """Return where checkpoints go, if anywhere."""
+    """Return the settings of checkpoints, if any."""
     if options.checkpoint is None:
         return None
     return Checkpoints(folder=options.checkpoint, every=options.checkpoint_every)
 
 
 def is_hybrid(options: argparse.Namespace) -> bool:
-    """Is there more to the run than data parallelism?"""
+    """Return whether the run uses more than data parallelism."""
     return not make_layout(options).is_plain or options.checkpoint is not None
 
 
 def make_config(options: argparse.Namespace) -> TrainingConfig:
-    """Return everything that decides the numbers.  Raises ``UsageError`` for settings out of range.
+    """Return the settings that determine the numbers.  Raises ``UsageError`` for settings out of range.
 
     The rate is low enough, the warm-up long enough and epsilon large enough that training is stable: an unstable run
     amplifies the rounding of different orders of summation, a stable one keeps two runs together to 1e-7.
@@ -210,5 +210,5 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
 
 
 def make_compression(options: argparse.Namespace) -> GradientCompressionConfig:
-    """Return the settings of the codec.  Raises ``UsageError`` for one that is not known."""
+    """Return the settings of the codec.  Raises ``UsageError`` for an unknown one."""
     return GradientCompressionConfig(codec=None if options.codec == "none" else options.codec)

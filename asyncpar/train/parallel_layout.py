@@ -30,19 +30,19 @@ class Recompute(StrEnum):
 
 
 _NAMED = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
-"""The name of a schedule that comes from a file of the user."""
+"""Placeholder for the name of a schedule from a user's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """Sizes of data, tensor and pipeline parallelism, and what goes with them.
+    """Sizes of data, tensor and pipeline parallelism, and related settings.
 
-    ``dp`` None: as many replicas as there are ranks for.  ``micro_batches`` None: 1 without a pipeline, else 4.
-    ``schedule`` is the name of a schedule, or a file with one, see ``load_schedule``.
+    ``dp`` None: as many replicas as fit the ranks.  ``micro_batches`` None: 1 without a pipeline, else 4.  ``schedule``
+    is the name of a schedule, or a file with one, see ``load_schedule``.
 
-    ``tp`` and ``pp`` are the ranks that share each layer, and the stages; ``chunks`` the pieces of the model on each
-    rank, ``zero`` the stage of ZeRO (0: none), ``recompute`` which activations are computed again in the backward pass,
-    ``precision`` the numbers that layers compute with.
+    ``tp`` and ``pp`` are the number of ranks that share each layer, and of stages; ``chunks`` that of pieces of the
+    model on each rank, ``zero`` the stage of ZeRO (0: none), ``recompute`` the choice of activations that are
+    recomputed in the backward pass, ``precision`` that of the layers' numbers.
     """
 
     dp: int | None = None
@@ -57,11 +57,11 @@ class ParallelLayout:
 
     @property
     def is_plain(self) -> bool:
-        """Is this data parallelism alone?"""
+        """Whether this is data parallelism alone."""
         return self == ParallelLayout(dp=self.dp)
 
     def replicas(self, world_size: int) -> int:
-        """Return ``dp`` in a world of that size.  Raises ``UsageError`` where sizes do not come to it."""
+        """Return ``dp`` in a world of that size.  Raises ``UsageError`` if the sizes do not match it."""
         if min(self.tp, self.pp, self.dp or 1) < 1:
             raise UsageError(f"--dp, --tp, --pp: expected positive numbers, got {self.dp}, {self.tp}, {self.pp}")
         dp = world_size // (self.tp * self.pp) if self.dp is None else self.dp

@@ -1,4 +1,4 @@
-"""The computation of one rank: its rows of every batch, in a worker thread, so that the loop moves data meanwhile."""
+"""The computation of one rank: its rows of every batch, in a worker thread, while the loop moves data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepReport:
 class BatchShare:
     """A rank's model and its share of the batches.
 
-    Gradients are scaled so that their *mean* over all ranks is the gradient of the whole batch's mean loss, even where
+    Gradients are scaled so that their *mean* over all ranks is the gradient of the whole batch's mean loss, even if
     ranks have different numbers of rows.
     """
 
@@ -50,7 +50,7 @@ class BatchShare:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Close the worker thread at the end."""
+        """Close the worker thread at the end of the block."""
         try:
             yield
         finally:
@@ -61,7 +61,7 @@ class BatchShare:
         return await self.worker.run(self._compute, step, on_gradient)
 
     async def update(self, step: int) -> None:
-        """Move the parameters by their gradients."""
+        """Update the parameters with their gradients."""
         await self.worker.run(self.model.update, step)
 
     async def check_equal(self) -> None:

@@ -19,13 +19,13 @@ class Session(ABC):
     """The interface of a training run.  All ranks call the coroutines together."""
 
     layout: str = ""
-    """How the run is spread over ranks, where that is not data parallelism alone."""
+    """Description of the layout over ranks, if that is not data parallelism alone."""
 
     losses: Sequence[float] = ()
-    """The losses of the steps that an earlier run has done."""
+    """The losses of the steps of an earlier run."""
 
     has_new_schedule: bool = False
-    """Did that run have another schedule of learning rates, because it was shorter for instance?"""
+    """Whether that run had another schedule of learning rates, for example because it was shorter."""
 
     @abstractmethod
     def run(self) -> AsyncGenerator[StepReport, None]:
@@ -33,15 +33,15 @@ class Session(ABC):
 
     @abstractmethod
     async def check_replicas(self) -> None:
-        """Raise ``AsyncparError`` unless what replicas hold alike is equal to the last bit."""
+        """Raise ``AsyncparError`` unless everything replicated is equal to the last bit."""
 
     @abstractmethod
     async def evaluate(self, batches: Batches) -> float:
-        """Return the mean loss on text that was held out."""
+        """Return the mean loss on held-out text."""
 
     @abstractmethod
     def figures(self) -> Mapping[str, str]:
-        """Return what the last steps cost, for people who watch."""
+        """Return the costs of the last steps, for people."""
 
     @property
     @abstractmethod
@@ -49,19 +49,19 @@ class Session(ABC):
         """Bytes that a rank would send per step for uncompressed gradients; None if steps send more than gradients."""
 
     def residual_norm(self) -> float | None:
-        """Return the norm of what error feedback has not sent yet; None without it."""
+        """Return the norm of the residuals of error feedback; None without it."""
         return None
 
     async def report(self, *, width: int) -> str:  # noqa: ARG002
-        """Return where the time went, as text for people; empty where there is nothing to say."""
+        """Return the distribution of time, as text for people; empty if there is nothing to report."""
         return ""
 
     async def close(self) -> None:  # noqa: B027
-        """Free what the run has used."""
+        """Free the resources of the run."""
 
 
 class ReplicatedSession(Session):
-    """A run in which every rank has all of ``model``."""
+    """A run in which every rank has the whole ``model``."""
 
     def __init__(self, setup: Setup, model: LanguageModel, communicator: Communicator, *, has_codec: bool) -> None:
         self._setup = setup
@@ -76,7 +76,7 @@ class ReplicatedSession(Session):
         await self._setup.trainer.check_replicas()
 
     async def evaluate(self, batches: Batches) -> float:
-        """Rank 0 computes it: all ranks have the same model."""
+        """Compute the mean loss on rank 0, as all ranks have the same model."""
         loss = 0.0
         if self._communicator.rank == 0:
             loss = await asyncio.to_thread(evaluate, self._model, batches)
@@ -84,7 +84,7 @@ class ReplicatedSession(Session):
         return told
 
     async def report(self, *, width: int) -> str:  # noqa: ARG002
-        """Return what tuned steps have found; empty without tuning."""
+        """Return the findings of tuning; empty without tuning."""
         return "" if self._setup.synchronizer is None else self._setup.synchronizer.tuning_table()
 
     def figures(self) -> Mapping[str, str]:

@@ -29,9 +29,11 @@ FORMS = "sync, local:H, diloco:H[:RATE[:MOMENTUM]], hierarchical:H[:RATE[:MOMENT
 
 
 class ModeKind(StrEnum):
-    """SYNC averages gradients in every step.  LOCAL averages parameters every H steps.  DILOCO does so with an outer
+    """Kinds of training modes.
+
+    SYNC averages gradients in every step.  LOCAL averages parameters every H steps.  DILOCO does so with an outer
     optimizer.  HIERARCHICAL averages gradients inside hosts in every step, and parameters between hosts every H steps.
-    In ASYNC no rank waits for another.  STALE bounds by how many steps a rank may be ahead of the slowest.
+    In ASYNC no rank waits for another.  STALE bounds the number of steps that a rank may be ahead of the slowest.
     """
 
     SYNC = "sync"
@@ -44,7 +46,7 @@ class ModeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingMode:
-    """``every``, ``learning_rate`` and ``momentum`` are of the rounds, where there are any, ``staleness`` of STALE."""
+    """``every``, ``learning_rate`` and ``momentum`` belong to rounds, if there are any, ``staleness`` to STALE."""
 
     kind: ModeKind = ModeKind.SYNC
     every: int = 1
@@ -54,26 +56,26 @@ class TrainingMode:
 
     @property
     def has_rounds(self) -> bool:
-        """Do ranks, or hosts, train for several steps without exchanging gradients?"""
+        """Whether ranks, or hosts, train for several steps without exchanging gradients."""
         return self.kind in (ModeKind.LOCAL, ModeKind.DILOCO, ModeKind.HIERARCHICAL)
 
     @property
     def is_free(self) -> bool:
-        """Do ranks exchange updates without meeting?"""
+        """Whether ranks exchange updates without meeting."""
         return self.kind in (ModeKind.ASYNC, ModeKind.STALE)
 
     @property
     def has_replicas(self) -> bool:
-        """Are the parameters of all ranks equal in every step?"""
+        """Whether the parameters of all ranks are equal in every step."""
         return self.kind is ModeKind.SYNC
 
     def rounds(self, steps: int) -> int:
-        """Return how many rounds ``steps`` steps take."""
+        """Return the number of rounds in ``steps`` steps."""
         return -(-steps // self.every)
 
 
 def parse_mode(text: str) -> TrainingMode:
-    """Return the mode called ``text``.  Raises ``UsageError`` that tells which there are."""
+    """Return the mode called ``text``.  Raises ``UsageError`` listing the available ones."""
     name, *arguments = text.split(":")
     if name not in list(ModeKind):
         raise _unknown(text)
@@ -92,7 +94,7 @@ def parse_mode(text: str) -> TrainingMode:
 
 
 def _with_outer(text: str, kind: ModeKind, every: str, rest: list[str]) -> TrainingMode:
-    """Return a mode of rounds with an outer optimizer; DiLoCo's has its paper's settings unless it says otherwise."""
+    """Return a mode of rounds with an outer optimizer; DiLoCo's has its paper's settings by default."""
     numbers = [_number(text, float, part, least=0.0) for part in rest]
     defaults = (0.7, 0.9) if kind is ModeKind.DILOCO else (1.0, 0.0)
     rate, momentum = (*numbers, *defaults[len(numbers) :])
@@ -123,7 +125,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A trainer, and the synchronizer that the codec is used in, if this rank has it; rank 0 always has."""
+    """A trainer, and the synchronizer that uses the codec, if this rank has it; rank 0 always has."""
 
     trainer: Trainer
     synchronizer: GradientSynchronizer | None
@@ -144,9 +146,8 @@ def make_trainer(
 ) -> Setup:
     """Return the trainer for ``mode`` over all ranks.
 
-    ``compression`` is that of gradients, or of the rounds' differences where there are rounds, between hosts where
-    those are between hosts.  Raises ``UsageError`` where the model's configuration has ``tuning`` in another mode than
-    SYNC.
+    ``compression`` is that of gradients, or, with rounds, of their differences, between hosts if rounds are between
+    hosts.  Raises ``UsageError`` if the model's configuration has ``tuning`` in another mode than SYNC.
     """
     world, tuning = node.world, model.config.tuning
     if mode.kind is ModeKind.SYNC:
@@ -177,7 +178,7 @@ def _make_hierarchical(
     compression: GradientCompressionConfig,
     bucketing: GradientBucketingConfig,
 ) -> Setup:
-    """Return a trainer that averages gradients inside each host, exactly, and makes rounds between hosts."""
+    """Return a trainer that averages gradients exactly inside each host, and makes rounds between hosts."""
     groups = HostGroups.of(node.world, node.world.hosts)
     inside = GradientSynchronizer.data_parallel(groups.inside, bucketing=bucketing)
     between = None

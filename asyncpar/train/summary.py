@@ -22,16 +22,16 @@ _UNKNOWN_TOLERANCE = 0.3
 """The same, for a codec that is not registered here."""
 
 _MODE_TOLERANCE = 0.15
-"""The same for ranks that exchange parameters only now and then: a few dozen rounds do not make up for that."""
+"""The same for ranks that exchange parameters only now and then, for which a few dozen rounds cannot compensate."""
 
 _OVERHEAD = 1 / 0.954
-"""Frame headers and agreements beside encoded values; of int8 it leaves 3.8 of 3.98 times."""
+"""Frame headers and agreements besides encoded values; with int8 3.8 of 3.98 times remain."""
 
 _SPARSE_OVERHEAD = 1.5
-"""The same beside codecs that send so little that headers weigh more."""
+"""The same for codecs that send so little that headers weigh more."""
 
 _SPARSE = 8.0
-"""From this ratio on a codec counts as one of these."""
+"""The ratio from which a codec counts as one of these."""
 
 
 _NUMBERS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight"], 1))
@@ -39,7 +39,7 @@ _NUMBERS = dict(enumerate(["one", "two", "three", "four", "five", "six", "seven"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Largest relative difference of losses, of all or only of the last, and how many times traffic must shrink."""
+    """Largest relative difference of losses, of all or only of the last, and the required reduction of traffic."""
 
     every_loss: float | None = None
     last_loss: float | None = None
@@ -47,7 +47,7 @@ class Expectation:
 
 
 def expect(codec: str, mode: TrainingMode, *, shapes: Sequence[tuple[int, ...]], steps: int) -> Expectation:
-    """Return how far a run with these settings may differ from one process; ``shapes`` are of the parameters."""
+    """Return how far a run with these settings may differ from one process; ``shapes`` are those of the parameters."""
     if codec == "none" and mode.kind is ModeKind.SYNC:
         return Expectation(every_loss=EXACT_TOLERANCE)
     name = codec.split(":")[0].split("+")[0]
@@ -56,7 +56,10 @@ def expect(codec: str, mode: TrainingMode, *, shapes: Sequence[tuple[int, ...]],
 
 
 def _tolerance(name: str) -> float:
-    """Error feedback brings what sparse codecs left out, but late: these register a large tolerance."""
+    """Return the tolerance of a codec.
+
+    Error feedback sends what sparse codecs left out, but late: these register a large tolerance.
+    """
     if name == AUTO:
         return _AUTO_TOLERANCE
     kind = CODECS.get(name)
@@ -64,7 +67,7 @@ def _tolerance(name: str) -> float:
 
 
 def _least_ratio(codec: str, mode: TrainingMode, shapes: Sequence[tuple[int, ...]], steps: int) -> float | None:
-    """Return None where traffic is not that of an all-reduce at all, or the codec is not known."""
+    """Return the required ratio; None if traffic is not that of an all-reduce at all, or the codec is not known."""
     if codec == AUTO or mode.kind not in (ModeKind.SYNC, ModeKind.LOCAL, ModeKind.DILOCO):
         return None
     ratio = encoded_ratio(codec, shapes) * steps / mode.rounds(steps)
@@ -72,7 +75,7 @@ def _least_ratio(codec: str, mode: TrainingMode, shapes: Sequence[tuple[int, ...
 
 
 def encoded_ratio(codec: str, shapes: Sequence[tuple[int, ...]]) -> float:
-    """Return how many times fewer bytes than float32 the encoded gradients are, without any header."""
+    """Return how many times fewer bytes than float32 the encoded gradients have, without any header."""
     made, count = parse_codec(codec), sum(math.prod(shape) for shape in shapes)
     if isinstance(made, RoundCodec):
         return 4 * count / sum(message.nbytes for message in made.encoder(shapes).messages)
@@ -83,11 +86,11 @@ def encoded_ratio(codec: str, shapes: Sequence[tuple[int, ...]]) -> float:
 class Summary:
     """The figures of a run; None where one does not apply.
 
-    Losses are means over the whole batch; ``held_out_loss`` is that of text which was not trained on, at the end.
-    ``bytes_sent_per_rank`` is the mean over ranks of all bytes, headers too, that left a rank while training;
-    ``layout`` says how the run was spread over ranks, where that was not data parallelism alone.
-    ``compression_ratio`` compares it with uncompressed gradients alone in every step.  ``residual_norm`` is what error
-    feedback has not sent yet.  ``seconds`` is the time of the distributed part without start-up.
+    Losses are means over the whole batch; ``held_out_loss`` is the final loss on text that was not trained on.
+    ``bytes_sent_per_rank`` is the mean over ranks of all bytes, including headers, that a rank sent during training;
+    ``compression_ratio`` compares it with uncompressed gradients alone in every step.  ``layout`` describes the layout
+    over ranks, if that was not data parallelism alone.  ``residual_norm`` is the norm of what error feedback has not
+    sent yet.  ``seconds`` is the time of the distributed part without start-up.
     """
 
     ranks: int
@@ -107,7 +110,7 @@ class Summary:
     residual_norm: float | None = None
 
     def describe(self) -> str:
-        """Return one sentence for a person: how the losses compare with one process, or how far the loss has fallen."""
+        """Return one sentence for people: how the losses compare with one process, or how far the loss has fallen."""
         who = f"{_NUMBERS.get(self.ranks, str(self.ranks))} rank{'s' if self.ranks > 1 else ''}"
         alone, difference = self.single_process_last_loss, self.max_relative_loss_difference
         if alone is None or difference is None:
@@ -122,13 +125,13 @@ class Summary:
 
 
 def compare(summary: Summary, losses: Sequence[float], alone: Sequence[float]) -> Summary:
-    """Return ``summary`` with the comparison of ``losses`` and those of one process filled in."""
+    """Return ``summary`` with the comparison of ``losses`` with those of one process filled in."""
     differences = [abs(loss - expected) / abs(expected) for loss, expected in zip(losses, alone, strict=True)]
     return replace(summary, single_process_last_loss=alone[-1], max_relative_loss_difference=max(differences))
 
 
 def find_fault(summary: Summary, expectation: Expectation) -> str | None:
-    """Return what is wrong with the numbers of a run that was compared; None if nothing is."""
+    """Return what is wrong with the numbers of a compared run; None if nothing is."""
     alone, difference = summary.single_process_last_loss, summary.max_relative_loss_difference
     assert alone is not None, "the run was compared"
     assert difference is not None, "the run was compared"
@@ -147,8 +150,8 @@ def find_fault(summary: Summary, expectation: Expectation) -> str | None:
 def compression_ratio(*, ranks: int, least_bytes: int, steps: int, sent: int, is_exact: bool) -> float | None:
     """Return how many times less than uncompressed gradients in every step a rank has sent.
 
-    Uncompressed, an all-reduce of least traffic sends ``least_bytes`` in each step; 1 where that is what the run did
-    (``is_exact``), None when alone.
+    Uncompressed, an all-reduce of least traffic sends ``least_bytes`` in each step; 1 if the run did just that
+    (``is_exact``), None for a single rank.
     """
     if ranks == 1:
         return None
@@ -160,9 +163,9 @@ def compression_ratio(*, ranks: int, least_bytes: int, steps: int, sent: int, is
 def plot_losses(
     curves: Mapping[str, Sequence[float]], path: Path, *, title: str, events: Mapping[int, str] | None = None
 ) -> None:
-    """Draw each curve over its steps into the PNG file ``path``; ``events`` are marked at their steps, from 0 on.
+    """Plot each curve over its steps into the PNG file ``path``; ``events`` are marked at their steps, from 0 on.
 
-    Needs matplotlib; raises ``UsageError`` that says how to install it.
+    Needs matplotlib; otherwise raises ``UsageError`` with the way to install it.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

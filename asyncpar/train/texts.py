@@ -1,4 +1,4 @@
-"""Texts to train on, and texts to judge by that the model has never seen, as bytes."""
+"""Texts for training, and held-out texts for evaluation, as bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from asyncpar.train.language_model import Batches, Corpus, LanguageModel
 
 
 def read_corpus(paths: Sequence[Path], *, least: int, most: int | None = None) -> Corpus:
-    """Return the bytes of all files, in the order given; of a directory, those of all files below it, by name.
+    """Return the bytes of all files, in the given order; for a directory, those of all files below it, by name.
 
-    Reads no further than ``most`` bytes.  Raises ``UsageError`` that names the path when one does not exist, cannot
-    be read or is a device or pipe, which may never end, and when there are fewer than ``least`` bytes in all.
+    Reads at most ``most`` bytes.  Raises ``UsageError`` naming the path if one does not exist, cannot be read or is a
+    device or pipe, which may never end, and if there are fewer than ``least`` bytes in all.
     """
     parts: list[bytes] = []
     size = 0
@@ -72,9 +72,10 @@ class Texts:
 
 
 def make_texts(corpus: Corpus, *, rows: int, length: int, seed: int, held_out: float) -> Texts:
-    """Keep the last part ``held_out`` (0..0.5) of the bytes for evaluation, on windows that depend on ``seed`` alone.
+    """Hold out the last part ``held_out`` (0..0.5) of the bytes for evaluation, on windows that depend on ``seed``
+    alone.
 
-    Raises ``UsageError`` when a part is shorter than a window.
+    Raises ``UsageError`` if a part is shorter than a window.
     """
     if not 0.0 <= held_out <= 0.5:
         raise UsageError(f"held-out: expected a part in 0..0.5, got {held_out}")

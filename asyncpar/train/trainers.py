@@ -22,7 +22,7 @@ class DataParallelTrainer:
     """Trains replicas of a language model, each on its rows of every batch.
 
     Gradients are synchronized in every step, as the backward pass finishes them.  Without ``clip_norm`` the optimizer
-    moves what is known of them while the rest travels, with the same results.
+    applies the known ones while the rest is in flight, with the same results.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DataParallelTrainer:
 
 
 class LocalTrainer:
-    """Trains replicas by ``rounds``: local SGD or DiLoCo over the model's parameters, each with an AdamW of its own.
+    """Trains replicas by ``rounds``: local SGD or DiLoCo over the model's parameters, each with its own AdamW.
 
     With ``inside`` the ranks that it joins, those of a host, synchronize their gradients in every step, so that hosts,
     instead of ranks, train on their own between rounds.  Between rounds nothing is sent to others, not even losses.
@@ -126,7 +126,7 @@ class LocalTrainer:
 
 
 class FreeTrainer:
-    """Trains replicas that exchange what their optimizers change, each weighted by 1 / ranks, as ``mode`` says.
+    """Trains replicas that exchange the changes made by their optimizers, each weighted by 1 / ranks, in ``mode``.
 
     At the end all ranks have all updates, and equal parameters.
     """
@@ -139,7 +139,7 @@ class FreeTrainer:
         self._mode = mode
 
     async def run(self) -> AsyncGenerator[StepReport, None]:
-        """Yield all reports at the end: before that, to ask the others for their losses would be to wait for them."""
+        """Yield all reports at the end: requesting the losses of others before that would mean waiting for them."""
         loop, replica = asyncio.get_running_loop(), self._replica
         losses, seconds = np.zeros(replica.steps), np.zeros(replica.steps)
         with replica.at_work():
@@ -162,7 +162,7 @@ class FreeTrainer:
 
     @asynccontextmanager
     async def _exchanging(self) -> AsyncIterator[UpdateGossip]:
-        """Exchange updates in the block; after an error in it the other ranks go on without this one."""
+        """Exchange updates in the block; after an error in it the other ranks continue without this one."""
         gossip = UpdateGossip(self._replica.parameters, self._communicator, self._mode, key="updates")
         await gossip.start()
         has_ended = False
