@@ -1,1 +1,1 @@
-"""Arrays that live on devices, and what moves and encodes them there."""
+"""Arrays on devices, and their transport and encoding there."""

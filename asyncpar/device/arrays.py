@@ -1,4 +1,4 @@
-"""Arrays on CUDA devices, of whatever library: what they are, and how results are made of the caller's kind.
+"""Arrays on CUDA devices, of any library: their descriptions, and the creation of results of the caller's kind.
 
 An array is read through ``__cuda_array_interface__`` (version 3: https://numba.readthedocs.io/en/stable/cuda/
 cuda_array_interface.html) or through DLPack (https://dmlc.github.io/dlpack).  No library is imported for it: the type
@@ -23,15 +23,15 @@ _CUDA_MEMORY = (2, 13)
 """``kDLCUDA`` and ``kDLCUDAManaged``."""
 
 _IMMUTABLE = frozenset({"jax", "jaxlib"})
-"""Libraries whose arrays must not be written once they are in the hands of a program."""
+"""Libraries whose arrays must not be written once a program holds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceArray:
-    """A contiguous array on CUDA device ``device``: ``owner``, which the caller gave, keeps its memory alive.
+    """A contiguous array on CUDA device ``device``: ``owner``, the caller's object, keeps its memory alive.
 
-    ``pointer`` is 0 for an array without elements.  ``stream`` is that of the caller, after whose work the array may
-    be used; None if it may be used at once.
+    ``pointer`` is 0 for an array without elements.  ``stream`` is the caller's, after whose work the array may be used;
+    None if it may be used at once.
     """
 
     pointer: int
@@ -42,7 +42,7 @@ class DeviceArray:
     stream: int | None
     owner: Any = field(repr=False)
     lease: object = field(default=None, repr=False)
-    """What else keeps the memory alive: a DLPack capsule."""
+    """Another object that keeps the memory alive: a DLPack capsule."""
 
     @property
     def size(self) -> int:
@@ -55,7 +55,7 @@ class DeviceArray:
 
     @property
     def kind(self) -> str:
-        """The library of the array, as its top module is called."""
+        """The library of the array, by the name of its top module."""
         return library_of(self.owner)
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def library_of(value: object) -> str:
 
 
 def is_device_array(value: object) -> bool:
-    """Is this an array that lives on a CUDA device?  Never raises; false for numpy arrays and arrays of the host."""
+    """Return whether this is an array on a CUDA device; false for numpy arrays and host arrays.  Never raises."""
     if isinstance(value, np.ndarray):
         return False
     if isinstance(value, DeviceArray) or _interface(value) is not None:
@@ -83,7 +83,7 @@ def is_device_array(value: object) -> bool:
 
 
 def _interface(value: object) -> object:
-    """Return what ``value`` says of itself, None if it does not; an error of torch for tensors with a gradient."""
+    """Return the interface that ``value`` declares, None without one; an error of torch for tensors with a gradient."""
     try:
         return getattr(value, "__cuda_array_interface__", None)
     except RuntimeError as error:
@@ -93,7 +93,7 @@ def _interface(value: object) -> object:
 def device_array(value: object, name: str = "x") -> DeviceArray:
     """Return the description of ``value``, which must be contiguous and on a CUDA device.
 
-    Raises ``UsageError`` for anything else, which names the argument and what to do.
+    Raises ``UsageError`` for anything else, naming the argument and what to do.
     """
     if isinstance(value, DeviceArray):
         return value
@@ -109,7 +109,7 @@ def device_array(value: object, name: str = "x") -> DeviceArray:
 
 
 def check_writable(array: DeviceArray, name: str) -> DeviceArray:
-    """Return ``array`` if results can be written into it."""
+    """Return ``array`` if results can be written to it."""
     if not array.is_writable:
         remedy = "pass a copy" if array.kind not in _IMMUTABLE else f"arrays of {array.kind} never change; pass no out"
         raise UsageError(f"{name}: expected a device array that can be written, got a read-only one; {remedy}")
@@ -117,12 +117,12 @@ def check_writable(array: DeviceArray, name: str) -> DeviceArray:
 
 
 def is_immutable(array: DeviceArray) -> bool:
-    """Is it of a library whose arrays never change?  Then an operation that works in place makes a new array."""
+    """Return whether its library's arrays never change; then an in-place operation makes a new array."""
     return array.kind in _IMMUTABLE
 
 
 def empty_like(array: DeviceArray, shape: Sequence[int], *, dtype: np.dtype[Any] | None = None) -> DeviceArray:
-    """Return a new array of ``shape``, of undefined content, made by the library of ``array`` on its device.
+    """Return a new uninitialized array of ``shape``, made by the library of ``array`` on its device.
 
     ``dtype`` is one of numpy's own (None: that of ``array``).
     """
@@ -160,7 +160,7 @@ def empty_like(array: DeviceArray, shape: Sequence[int], *, dtype: np.dtype[Any]
 
 
 def current_stream(value: object, device: int) -> int:
-    """Return the stream that the library of ``value`` uses now on ``device``, or the legacy default stream."""
+    """Return the current stream of the library of ``value`` on ``device``, or the legacy default stream."""
     library = library_of(value)
     ask = getattr(type(value), "__asyncpar_stream__", None)
     stream = LEGACY_DEFAULT_STREAM
@@ -239,7 +239,7 @@ def _of_dlpack(value: Any, name: str) -> DeviceArray:
 
 
 def _dtype(value: object, typestr: str, name: str) -> np.dtype[Any]:
-    """Return the dtype of an array; bfloat16, for which ``typestr`` has no word, goes by what the array says."""
+    """Return the dtype of an array; bfloat16, which ``typestr`` cannot express, is taken from the array itself."""
     if typestr[1:] in ("V2", "E") or "bfloat16" in str(getattr(value, "dtype", "")):
         if "bfloat16" in str(getattr(value, "dtype", "")):
             return dlpack.BFLOAT16
@@ -254,13 +254,13 @@ def _dtype(value: object, typestr: str, name: str) -> np.dtype[Any]:
 
 
 def _device_of(value: Any) -> int:
-    """Return the index of the device of an array with ``__cuda_array_interface__``, which does not say it."""
+    """Return the device index of an array with ``__cuda_array_interface__``, which does not contain it."""
     ask = getattr(value, "__dlpack_device__", None)
     if ask is not None:
         try:
             return int(ask()[1])
         except (TypeError, ValueError, RuntimeError, BufferError):
-            pass  # arrays that cannot be exported now, of torch with a gradient for example, have a device all the same
+            pass  # arrays that cannot be exported now, such as torch's with a gradient, have a device all the same
     device = getattr(value, "device", None)
     for attribute in ("index", "id", "device_id"):
         index = getattr(device, attribute, None)

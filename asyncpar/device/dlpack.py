@@ -1,4 +1,4 @@
-"""Read the description of a tensor out of a DLPack capsule.  Source: dlpack.h, versions 0 and 1."""
+"""Reading of a tensor's description from a DLPack capsule.  Source: dlpack.h, versions 0 and 1."""
 
 from __future__ import annotations
 

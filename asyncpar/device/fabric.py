@@ -1,11 +1,11 @@
-"""The interface between the collectives and NCCL, in NCCL's names: whatever implements it moves device arrays.
+"""The interface between the collectives and NCCL, in NCCL's names: an implementation moves device arrays.
 
 All calls return without waiting for other ranks or for the device.  Communicators are nonblocking, as those of
 ``ncclConfig_t.blocking = 0``: after ``init_rank``, ``split``, ``shrink``, ``revoke`` and any call that returns
 ``IN_PROGRESS``, nothing else may be called on the communicator but ``get_async_error`` and ``abort``, until the former
-returns something else.  Only ``abort`` and ``destroy`` may take their time, and are called in another thread.
+returns something else.  Only ``abort`` and ``destroy`` may take long, and are called in another thread.
 
-Memory is named by addresses (``int``), streams and events by handles (``int``, those of the CUDA runtime; 1 is the
+Memory is identified by addresses (``int``), streams and events by handles (``int``, those of the CUDA runtime; 1 is the
 legacy default stream, 2 that of the thread).  Lengths are in elements of ``dtype``.
 """
 
@@ -26,7 +26,7 @@ PER_THREAD_DEFAULT_STREAM = 2
 
 
 NO_ROUTE = "ASYNCPAR_NCCL_BETWEEN_HOSTS=0"
-"""What says, in the environment of a rank, that its NCCL has no route to other hosts."""
+"""Setting in the environment of a rank that its NCCL has no route to other hosts."""
 
 
 class NcclDtype(StrEnum):
@@ -55,7 +55,7 @@ class NcclOp(StrEnum):
 
 
 class NcclResult(StrEnum):
-    """``ncclResult_t``, as ``get_async_error`` tells it."""
+    """``ncclResult_t``, as reported by ``get_async_error``."""
 
     SUCCESS = "ncclSuccess"
     IN_PROGRESS = "ncclInProgress"
@@ -69,7 +69,7 @@ class NcclResult(StrEnum):
 
 
 class DeviceError(AsyncparError):
-    """CUDA or NCCL refused a call or failed in it; ``result`` is what NCCL said, None for CUDA."""
+    """CUDA or NCCL refused a call or failed in it; ``result`` is NCCL's result, None for CUDA."""
 
     def __init__(self, message: str, *, result: NcclResult | None = None) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class DeviceError(AsyncparError):
 
 
 class FabricUnavailable(AsyncparError):  # noqa: N818
-    """This process cannot use NCCL: no driver, no device, no library, or one that is too old; the message says what."""
+    """This process cannot use NCCL: no driver, no device, no library, or one that is too old; the message names it."""
 
 
 class FabricVersions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class FabricVersions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of this process: ``index`` as CUDA counts here, ``uuid`` as it is known to all processes of a host."""
+    """A device of this process: ``index`` is CUDA's in this process, ``uuid`` is common to all processes of a host."""
 
     index: int
     uuid: str
@@ -107,7 +107,7 @@ class DeviceCommunicator(Protocol):
 
     @property
     def device(self) -> int:
-        """The index of the device that it was made on."""
+        """The index of the device on which it was created."""
         ...
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: NcclDtype, op: NcclOp, stream: int) -> NcclResult: ...
@@ -137,18 +137,18 @@ class DeviceCommunicator(Protocol):
     def shrink(self, exclude: Sequence[int], *, abort: bool) -> DeviceCommunicator:
         """``ncclCommShrink``, which all ranks but those in ``exclude`` call, in any order of time.
 
-        ``abort`` ends operations that are under way (``NCCL_SHRINK_ABORT``); without it there must be none.
+        ``abort`` ends operations in progress (``NCCL_SHRINK_ABORT``); without it there must be none.
         """
         ...
 
     def revoke(self) -> NcclResult:
-        """``ncclCommRevoke``: end operations that are under way; the communicator can be shrunk or destroyed then."""
+        """``ncclCommRevoke``: end operations in progress; the communicator can be shrunk or destroyed then."""
         ...
 
     def abort(self) -> None:
-        """``ncclCommAbort``: end operations that are under way and free the communicator; idempotent.
+        """``ncclCommAbort``: end operations in progress and free the communicator; idempotent.
 
-        Operations under way do not touch memory any more when it returns; their streams go on.
+        When it returns, these operations do not access memory any more; their streams continue.
         """
         ...
 
@@ -161,16 +161,16 @@ class DeviceCommunicator(Protocol):
         ...
 
     def get_last_error(self) -> str:
-        """What NCCL said of the last error, in its words; empty for none."""
+        """NCCL's text about the last error; empty for none."""
         ...
 
 
 class Fabric(Protocol):
-    """CUDA and NCCL as one process sees them.  Raises ``DeviceError`` where they refuse a call."""
+    """CUDA and NCCL as seen by one process.  Raises ``DeviceError`` if they refuse a call."""
 
     @property
     def name(self) -> str:
-        """What messages call it: ``nccl``."""
+        """Its name in messages: ``nccl``."""
         ...
 
     @property
@@ -178,12 +178,14 @@ class Fabric(Protocol):
 
     @property
     def allows_shared_devices(self) -> bool:
-        """May several ranks of a communicator use one device?  With ``NCCL_MULTI_RANK_GPU_ENABLE=1`` from 2.30 on."""
+        """Whether several ranks of a communicator may use one device: from 2.30 with
+        ``NCCL_MULTI_RANK_GPU_ENABLE=1``.
+        """
         ...
 
     @property
     def reaches_other_hosts(self) -> bool:
-        """Has NCCL a route to the other hosts of the world?  Not where ``NO_ROUTE`` is in the environment."""
+        """Whether NCCL has a route to the other hosts of the world; false if ``NO_ROUTE`` is in the environment."""
         ...
 
     def devices(self) -> tuple[DeviceDescription, ...]: ...
@@ -199,7 +201,7 @@ class Fabric(Protocol):
         ...
 
     def group_start(self) -> None:
-        """``ncclGroupStart``: calls of this thread up to ``group_end`` begin together."""
+        """``ncclGroupStart``: calls of this thread up to ``group_end`` start together."""
         ...
 
     def group_end(self) -> NcclResult: ...
@@ -223,11 +225,11 @@ class Fabric(Protocol):
     def record_event(self, event: int, stream: int) -> None: ...
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Let later work of ``stream`` wait for ``event``."""
+        """Make later work of ``stream`` wait for ``event``."""
         ...
 
     def query_event(self, event: int) -> bool:
-        """Is everything over that came before it in its stream?  Raises ``DeviceError`` if that failed."""
+        """Return whether everything before it in its stream is over.  Raises ``DeviceError`` if that failed."""
         ...
 
     def destroy_event(self, event: int) -> None: ...
@@ -241,7 +243,7 @@ class Fabric(Protocol):
     def free(self, address: int, device: int) -> None: ...
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Memory of the host that devices copy to and from on their own, until ``free_pinned``."""
+        """Host memory that devices copy to and from on their own, until ``free_pinned``."""
         ...
 
     def free_pinned(self, address: int) -> None: ...

@@ -1,8 +1,8 @@
 """The fabric over NVIDIA's nccl4py: NCCL by its bindings on addresses, CUDA by the runtime's on handles.
 
-Communicators are made and ended through ``nccl.core``, which knows when a child of a nonblocking one is there.
-Collectives go to the bindings below it: ``nccl.core`` would look at every array anew, for about as long as NCCL takes
-to enqueue.  The bindings are those of one version, which ``nccl_library`` checks.
+Communicators are created and ended through ``nccl.core``, which knows when a child of a nonblocking one is complete.
+Collectives use the bindings below it: ``nccl.core`` would inspect every array again, which takes about as long as NCCL
+needs to enqueue.  The bindings are those of one version, which ``nccl_library`` checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DEFAULT_STREAMS = (0, LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM)
 
 
 def open_nccl_fabric() -> NcclFabric:
-    """Return the fabric of this process.  Raises ``FabricUnavailable`` that says what is missing."""
+    """Return the fabric of this process.  Raises ``FabricUnavailable`` naming what is missing."""
     return NcclFabric(load_library())
 
 
@@ -54,20 +54,20 @@ class _Calls:
 
     @contextmanager
     def nccl(self, call: str) -> Iterator[None]:
-        """Raise ``DeviceError`` that names ``call`` for what NCCL refuses in the block."""
+        """Raise ``DeviceError`` naming ``call`` if NCCL refuses something in the block."""
         try:
             yield
         except self.nccl_errors as error:
             raise self.refused(call, error) from error
 
     def refused(self, call: str, error: Exception) -> DeviceError:
-        """Return NCCL's refusal of ``call`` as an error of ours."""
+        """Return our error for NCCL's refusal of ``call``."""
         status = getattr(error, "status", None)
         result = NcclResult.INVALID_ARGUMENT if status is None else self.result(status)
         return DeviceError(f"nccl: {call}: {error}", result=result)
 
     def cuda(self, call: str, *arguments: Any) -> Any:
-        """Call the CUDA runtime and return what it returns besides its status; ``DeviceError`` unless that is 0."""
+        """Call the CUDA runtime and return its result without the status; ``DeviceError`` unless that is 0."""
         status, *values = getattr(self.library.runtime, call)(*arguments)
         if status.value:
             raise DeviceError(f"cuda: {call}: {status.name}: {self.described(status)}")
@@ -75,7 +75,7 @@ class _Calls:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make ``device`` the thread's, and put back what was, in the block."""
+        """Make ``device`` the thread's current one in the block, and restore the previous one."""
         before = self.cuda("cudaGetDevice")
         if before == device:
             yield
@@ -87,13 +87,13 @@ class _Calls:
             self.cuda("cudaSetDevice", before)
 
     def described(self, status: Any) -> str:
-        """Return what CUDA says about ``status``."""
+        """Return CUDA's description of ``status``."""
         _, text = self.library.runtime.cudaGetErrorString(status)
         return text.decode() if isinstance(text, bytes) else str(text)
 
 
 class NcclCommunicator:
-    """A ``DeviceCommunicator`` of NCCL.  A child is there when the call on its parent that makes it is complete."""
+    """A ``DeviceCommunicator`` of NCCL.  A child exists once the call on its parent that creates it is complete."""
 
     def __init__(
         self, calls: _Calls, comm: Any, *, rank: int, size: int, device: int, parent: NcclCommunicator | None = None
@@ -109,14 +109,14 @@ class NcclCommunicator:
 
     @property
     def rank(self) -> int:
-        """This process's rank; of a child, when it is complete."""
+        """This process's rank; for a child, once it is complete."""
         if self._rank < 0:
             self._rank = int(self._ready().rank)
         return self._rank
 
     @property
     def size(self) -> int:
-        """The number of ranks; of a child, when it is complete."""
+        """The number of ranks; for a child, once it is complete."""
         if self._size < 0:
             self._size = int(self._ready().nranks)
         return self._size
@@ -190,7 +190,7 @@ class NcclCommunicator:
         return self.get_async_error()
 
     def abort(self) -> None:
-        """``ncclCommAbort``; a child that is not there yet ends with its parent's call."""
+        """``ncclCommAbort``; a child that is not complete yet ends with its parent's call."""
         self._is_over, self._handle = True, None
         with self._calls.nccl("abort"), self._calls.on(self.device):
             self._comm.abort()
@@ -202,7 +202,7 @@ class NcclCommunicator:
             self._comm.destroy()
 
     def get_async_error(self) -> NcclResult:
-        """``ncclCommGetAsyncError``; of a child that is not there yet, that of its parent."""
+        """``ncclCommGetAsyncError``; for a child that is not complete yet, that of its parent."""
         if self._is_over:
             return NcclResult.INVALID_USAGE
         if not self._comm.is_valid and self._parent is not None:
@@ -226,7 +226,7 @@ class NcclCommunicator:
         return NcclCommunicator(self._calls, comm, rank=-1, size=-1, device=self.device, parent=self)
 
     def _ready(self) -> Any:
-        """Return the communicator of nccl4py; ``DeviceError`` unless it is there."""
+        """Return the communicator of nccl4py; ``DeviceError`` unless it exists."""
         if self._is_over or not self._comm.is_valid:
             state = "was aborted or destroyed" if self._is_over else "is not complete"
             raise DeviceError(f"nccl: this communicator {state}", result=NcclResult.INVALID_USAGE)
@@ -244,17 +244,17 @@ class NcclFabric:
 
     @property
     def versions(self) -> FabricVersions:
-        """Of libnccl and the driver."""
+        """Versions of libnccl and the driver."""
         return self._calls.library.versions
 
     @property
     def allows_shared_devices(self) -> bool:
-        """May several ranks of a communicator use one device?"""
+        """Whether several ranks of a communicator may use one device."""
         return allows_shared_devices(self.versions)
 
     @property
     def reaches_other_hosts(self) -> bool:
-        """Is ``NO_ROUTE`` not in this process's environment?"""
+        """Whether ``NO_ROUTE`` is absent from this process's environment."""
         name, _, value = NO_ROUTE.partition("=")
         return os.environ.get(name) != value
 
@@ -295,7 +295,7 @@ class NcclFabric:
             self._bindings.group_start()
 
     def group_end(self) -> NcclResult:
-        """``ncclGroupEnd``; what it begins may be in progress, as the communicators say."""
+        """``ncclGroupEnd``; the started operations may be in progress, according to the communicators."""
         with self._calls.nccl("group_end"):
             self._bindings.group_end()
         return NcclResult.SUCCESS

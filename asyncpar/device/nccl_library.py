@@ -1,4 +1,4 @@
-"""Find NVIDIA's libraries: nccl4py, cuda-bindings, libnccl and the driver, and say what to do where one is missing."""
+"""Lookup of NVIDIA's libraries nccl4py, cuda-bindings, libnccl and the driver, with advice if one is missing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from asyncpar.device.fabric import FabricUnavailable, FabricVersions
 
 NCCL4PY = (0, 6)
-"""The version whose bindings are called by address here; others may have other ones."""
+"""The version whose bindings are called by address here; those of others may differ."""
 
 LEAST_NCCL = 22900
-"""The first with ``ncclCommRevoke``."""
+"""The first version with ``ncclCommRevoke``."""
 
 LEAST_SHARED = 23000
-"""The first that lets several ranks use one device."""
+"""The first version in which several ranks can use one device."""
 
 SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
@@ -37,7 +37,7 @@ class NcclLibrary:
 def load_library() -> NcclLibrary:
     """Import the libraries and check their versions, the driver and that there is a device.
 
-    Raises ``FabricUnavailable``, which says what is missing and what to install.
+    Raises ``FabricUnavailable`` naming what is missing and what to install.
     """
     core, bindings = _load("nccl.core", "nccl4py"), _load("nccl.bindings.nccl", "nccl4py")
     runtime = _load("cuda.bindings.runtime", "cuda-bindings")
@@ -53,12 +53,12 @@ def load_library() -> NcclLibrary:
 
 
 def allows_shared_devices(versions: FabricVersions) -> bool:
-    """May several ranks use one device, by the version of NCCL and this process's environment?"""
+    """Return whether several ranks may use one device, by the version of NCCL and this process's environment."""
     return versions.nccl >= LEAST_SHARED and os.environ.get(SHARED) == "1"
 
 
 def version_text(version: int) -> str:
-    """Return NCCL's number of a version as people write it: 23203 is 2.32.3."""
+    """Return NCCL's version number in the usual form: 23203 is 2.32.3."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
@@ -70,7 +70,7 @@ def _load(module: str, package: str) -> Any:
 
 
 def _nccl_version(core: Any) -> int:
-    """Return the version of libnccl, which is loaded for it."""
+    """Return the version of libnccl, loading it."""
     library = core.get_version().libnccl
     if library is None:
         raise FabricUnavailable(
@@ -88,7 +88,7 @@ def _nccl_version(core: Any) -> int:
 
 
 def _check_driver(runtime: Any) -> int:
-    """Return the version of the driver, where it works and shows a device."""
+    """Return the version of the driver, if it works and has a device."""
     _, driver = runtime.cudaDriverGetVersion()
     if not driver:
         raise FabricUnavailable(

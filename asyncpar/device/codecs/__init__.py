@@ -1,1 +1,1 @@
-"""Codecs that work on the device where the array is, with the bytes of the host's."""
+"""Codecs that work on the device of the array, with the bytes of the host's."""

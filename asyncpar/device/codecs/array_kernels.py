@@ -1,8 +1,8 @@
 """The codecs bf16, fp16, int8 and top-k in numpy's functions, which CuPy has on devices, with the host codecs' bytes.
 
-Nothing here waits for the device: no size depends on values, and no value is looked at.  Where several values are
-written to one place the winner is arbitrary on devices, so whatever is not wanted goes to one place behind the end.
-CuPy has no bfloat16, which is integers here.
+Nothing here waits for the device: no size depends on values, and no value is read.  If several values are written to
+one place the winner is arbitrary on devices, so all unwanted values go to one place after the end.  CuPy has no
+bfloat16, which is represented by integers here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class ArrayCodec(DeviceCodec[Array]):
-    """The kernels that all codecs share: the sum with the residual, the flag, and vectors of no values.
+    """The kernels common to all codecs: the sum with the residual, the flag, and empty vectors.
 
     ``xp`` is ``numpy``, or a module with its functions.
     """
@@ -54,7 +54,7 @@ class ArrayCodec(DeviceCodec[Array]):
 
     @abstractmethod
     def _write(self, x: Floats, out: Array, lost: Array | None) -> None:
-        """Write the encoded form of ``x``, which is not empty, and what it misses."""
+        """Write the encoded form of ``x``, which is not empty, and its error."""
 
     @abstractmethod
     def _read(self, encoded: Array, out: Array, adds: bool) -> Array:
@@ -68,7 +68,7 @@ class ArrayCodec(DeviceCodec[Array]):
 
 
 class ArrayIdentity(ArrayCodec):
-    """float32 as it is."""
+    """Unchanged float32."""
 
     def _write(self, x: Floats, out: Array, lost: Array | None) -> None:
         out[...] = x.view(np.uint8)
@@ -197,7 +197,7 @@ class ArrayTopK(ArrayCodec):
         return is_valid
 
     def _largest(self, x: Floats, kept: int) -> Array:
-        """Return which ``kept`` of ``x`` are largest in magnitude, of equal ones the first, but no zero."""
+        """Return a mask of the ``kept`` values of ``x`` of largest magnitude, the first among equals, but no zero."""
         xp = self.xp
         magnitudes = x.view(np.int32) & np.int32(0x7FFFFFFF)
         floor = xp.partition(magnitudes, x.size - kept)[x.size - kept]
@@ -213,7 +213,7 @@ _CODECS: Mapping[type[Codec], Callable[[Any, ModuleType], ArrayCodec]] = Mapping
 
 
 def array_codec(host: Codec, xp: ModuleType) -> ArrayCodec:
-    """Return the codec in the functions of ``xp`` that writes what ``host`` does; ``KeyError`` where there is none."""
+    """Return the codec in the functions of ``xp`` with the encoding of ``host``; ``KeyError`` if there is none."""
     return _CODECS[type(host)](host, xp)
 
 
@@ -239,7 +239,7 @@ class CupyLibrary(ArrayLibrary):
     """CuPy."""
 
     def view(self, array: DeviceArray) -> Array:
-        """Return an array of CuPy over the memory of ``array``, which it keeps alive."""
+        """Return a CuPy array over the memory of ``array``, which it keeps alive."""
         memory = self.xp.cuda.UnownedMemory(array.pointer, array.nbytes, array.owner, array.device)
         vector: Array = self.xp.ndarray((array.size,), array.dtype, self.xp.cuda.MemoryPointer(memory, 0))
         return vector

@@ -1,8 +1,8 @@
-"""The sum of encoded vectors by owners, as ``codecs.rows`` has it on the host, in vectors on a device.
+"""The sum of encoded vectors by owners, like ``codecs.rows`` on the host, in vectors on a device.
 
-The rows are those of the host, bit by bit.  Nothing waits for the device; what the host decides by looking at values is
-decided by flags on the device: rows of values that are not finite say so in their status words, and then what comes out
-is undefined and the flag of ``decode`` is false on every rank.
+The rows are those of the host, bit by bit.  Nothing waits for the device; decisions that the host makes by values are
+made by flags on the device: rows of non-finite values are marked in their status words, and then the result is
+undefined and the flag of ``decode`` is false on every rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STATUS_BYTES = 4
 class DeviceRows:
     """Encoded rows of ``count`` values, one of each of ``size`` ranks, in ``rows``; ``is_valid`` has a byte per rank.
 
-    A byte of ``is_valid`` is zero once what that rank sent was out of range.
+    A byte of ``is_valid`` is zero once data from that rank were out of range.
     """
 
     def __init__(self, codec: DeviceCodec[Vector], count: int, *, rows: Vector, is_valid: Vector) -> None:
@@ -34,9 +34,9 @@ class DeviceRows:
         self._body = slice(_STATUS_BYTES, _STATUS_BYTES + codec.host.encoded_bytes(count))
 
     def encode(self, values: Vector, row: Vector, *, residual: Vector | None, lost: Vector | None) -> Vector:
-        """Write ``values + residual`` into ``row``, and into ``lost`` what it misses; return whether they are finite.
+        """Write ``values + residual`` into ``row``, and the error into ``lost``; return whether they are finite.
 
-        The status word is that of finite values: ``mark`` says which are not.
+        The status word is that of finite values; ``mark`` marks the others.
         """
         return self._codec.encode(values, row[self._body], residual=residual, lost=lost)
 
@@ -45,12 +45,12 @@ class DeviceRows:
         self._is_valid[rank] *= self._codec.decode(self._rows[rank, self._body], out, adds=adds) | ~is_finite
 
     def are_finite(self) -> Vector:
-        """Return whether no row says that its values are not finite."""
+        """Return whether no row is marked as non-finite."""
         return (self._rows[:, 0] == 0).all()
 
 
 def mark(row: Vector, is_finite: Vector) -> None:
-    """Let one row, or several, say whether their values are finite."""
+    """Mark one row, or several, by whether their values are finite."""
     row[..., 0] = ~is_finite
 
 
@@ -59,7 +59,7 @@ class DeviceShardedSum:
 
     On each rank: ``encode``, an all-to-all of ``outgoing`` into ``incoming``, ``sum_owned``, an all-gather of ``owned``
     into ``incoming``, ``decode``.  Vectors are padded to ``padded_count`` values.  Bytes of ``is_valid``, one per rank,
-    say whether everything that the rank sent was in range, since ``encode``.
+    tell whether all data of the rank have been in range since ``encode``.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class DeviceShardedSum:
         self._rows = DeviceRows(codec, self._shard, rows=self.incoming, is_valid=self.is_valid)
 
     def encode(self, values: Vector, *, residual: Vector | None = None, lost: Vector | None = None) -> Vector:
-        """Encode all shards of ``values``, and ``residual``; return whether they are finite, else no row is."""
+        """Encode all shards of ``values`` and ``residual``; return whether they are finite, otherwise no row is."""
         self.is_valid[...] = 1
         is_finite = None
         for rank in range(self._size):
@@ -103,7 +103,7 @@ class DeviceShardedSum:
     def sum_owned(self, *, lost: Vector | None = None) -> Vector:
         """Add the incoming rows in the order of ranks and encode the sum; return whether it is finite.
 
-        What that misses is added to this rank's shard of ``lost``.
+        The encoding error is added to this rank's shard of ``lost``.
         """
         are_finite = self._rows.are_finite()
         for rank in range(self._size):
@@ -115,7 +115,7 @@ class DeviceShardedSum:
         return is_finite
 
     def decode(self, out: Vector) -> Vector:
-        """Write the sums of all owners to ``out``; return whether all are finite, else ``out`` is undefined."""
+        """Write the sums of all owners to ``out``; return whether all are finite, otherwise ``out`` is undefined."""
         is_finite = self._rows.are_finite()
         for rank in range(self._size):
             self._rows.decode(rank, out[self._of(rank)], adds=False, is_finite=is_finite)

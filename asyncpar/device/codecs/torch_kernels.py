@@ -1,8 +1,8 @@
 """The codecs bf16, fp16, int8 and top-k in operations of torch, with the bytes of the host's codecs.
 
-Nothing here waits for the device: no size depends on values.  Two habits of torch on CUDA matter for equal bits: it
-divides by a number of the host by multiplying with the inverse, so divisors are tensors; and where several values are
-written to one place, the winner is arbitrary, so whatever is not wanted goes to one place behind the end.
+Nothing here waits for the device: no size depends on values.  Two properties of torch on CUDA matter for equal bits: it
+divides by a host number by multiplying with the inverse, so divisors are tensors; and if several values are written to
+one place, the winner is arbitrary, so all unwanted values go to one place after the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensor: TypeAlias = torch.Tensor
 
 
 class TorchCodec(DeviceCodec[Tensor]):
-    """The kernels that all codecs of tensors share: the sum with the residual, the flag, and vectors of no values."""
+    """The kernels common to all codecs of tensors: the sum with the residual, the flag, and empty vectors."""
 
     def encode(
         self, values: Tensor, out: Tensor, *, residual: Tensor | None = None, lost: Tensor | None = None
@@ -46,7 +46,7 @@ class TorchCodec(DeviceCodec[Tensor]):
 
     @abstractmethod
     def _write(self, x: Tensor, out: Tensor, lost: Tensor | None) -> None:
-        """Write the encoded form of ``x``, which is not empty, and what it misses."""
+        """Write the encoded form of ``x``, which is not empty, and its error."""
 
     @abstractmethod
     def _read(self, encoded: Tensor, out: Tensor, adds: bool) -> Tensor:
@@ -54,7 +54,7 @@ class TorchCodec(DeviceCodec[Tensor]):
 
 
 class TorchIdentity(TorchCodec):
-    """float32 as it is."""
+    """Unchanged float32."""
 
     def _write(self, x: Tensor, out: Tensor, lost: Tensor | None) -> None:
         out.copy_(x.view(torch.uint8))
@@ -201,7 +201,7 @@ class TorchLibrary(KernelLibrary[Tensor]):
 
 
 class _BytesOf:
-    """The memory of an array as bytes, which torch takes whatever the dtype."""
+    """The memory of an array as bytes, which torch accepts for any dtype."""
 
     def __init__(self, array: DeviceArray) -> None:
         self._owner = array
@@ -215,7 +215,7 @@ class _BytesOf:
 
 
 def torch_codec(host: Codec) -> TorchCodec:
-    """Return the codec of tensors that writes what ``host`` does; ``KeyError`` where there is none."""
+    """Return the codec of tensors with the encoding of ``host``; ``KeyError`` if there is none."""
     return _CODECS[type(host)](host)
 
 
@@ -225,7 +225,7 @@ _CODECS: Mapping[type[Codec], Callable[[Any], TorchCodec]] = MappingProxyType(
 
 
 def _typed(encoded: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return bytes as values of ``dtype``, copied where they do not lie on a boundary of it."""
+    """Return bytes as values of ``dtype``, copied if they are not aligned for it."""
     is_aligned = encoded.storage_offset() % dtype.itemsize == 0
     return (encoded if is_aligned else encoded.clone()).view(dtype)
 
@@ -263,7 +263,7 @@ def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _largest(x: Tensor, kept: int) -> Tensor:
-    """Return which ``kept`` of ``x`` are largest in magnitude, of equal ones the first, but no zero."""
+    """Return a mask of the ``kept`` values of ``x`` of largest magnitude, the first among equals, but no zero."""
     magnitudes = x.view(torch.int32) & 0x7FFFFFFF
     floor = torch.topk(magnitudes, kept, sorted=True).values[-1]
     is_larger = magnitudes > floor
