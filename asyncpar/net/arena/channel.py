@@ -11,7 +11,7 @@ first stores how it ended (``ENDED``: completed or abandoned), then the progress
 - *Readers see whole payloads.*  On x86 stores become visible in the order in which they were made and loads are done in
   order (total store order; Intel SDM 3A, 8.2.2; AMD APM 2, 7.2), and the operations of CPython and numpy between two
   statements are not reordered by a compiler.  Elsewhere progress is not polled: it travels through pipes, whose lock
-  orders the memory of writer and reader (see ``doorbell``), and a rank acts only on progress *reported* to it.
+  orders the memory of writer and reader (see ``arena``), and a rank acts only on progress *reported* to it.
 - *Nothing is overwritten while it is still read.*  Before a rank touches slot and words of a parity for operation
   ``n``, every other rank has left the operation that used them last: its progress is beyond that.  Within an operation,
   each program has its own argument.

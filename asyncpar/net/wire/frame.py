@@ -88,7 +88,7 @@ class FrameKind(enum.IntEnum):
     FREED = 13
     """The receiver has read the chunk at that offset; the payload is the u64 offset."""
     VOID = 14
-    """Replaces a frame that was withdrawn before it began; it has that frame's number (see ``integrity``)."""
+    """Replaces a frame that was withdrawn before it began; it has that frame's number (see ``FrameSealer``)."""
     POSITION = 15
     """Number of bytes received over the connection (in ``sequence``); see ``transport.positions``."""
 

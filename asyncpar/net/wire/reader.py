@@ -9,7 +9,7 @@ staging area, which is all the memory that the reader ever owns.
 A sink that is not ready holds the reader (``hold``): then the bytes already read stay in the staging area until
 ``resume``, and reading from the channel must stop meanwhile.
 
-Checksums (see ``integrity``) are computed on the bytes that have just arrived, and a frame whose payload is damaged is
+Checksums (see ``frame``) are computed on the bytes that have just arrived, and a frame whose payload is damaged is
 never delivered.
 """
 
