@@ -447,7 +447,7 @@ class Operations:
         return self._handle.read("traffic", lambda: self.on_loop.traffic)
 
     def late_counts(self, key: str | None = None) -> LateCounts:
-        """Return how this rank's parts of operations with a policy (``until``) and this ``key`` have ended."""
+        """Return counts of this rank's parts of operations with a policy (``until``) and this ``key``, by their use."""
         return self._handle.read("late_counts", lambda: self.on_loop.late_counts(key))
 
     @property

@@ -28,7 +28,7 @@ class EngineOperations:
 
     def _on_device(self, name: str, *arguments: object, key: str | None, **options: object) -> Coroutine[Any, Any, Any]:
         """Start operation ``name`` on device arrays."""
-        from asyncpar.collectives.device import operations  # needed by those who have devices only
+        from asyncpar.collectives.device import operations  # needed only with devices
 
         operation, engine = getattr(operations, name), self._engine
 

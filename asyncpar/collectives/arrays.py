@@ -187,7 +187,7 @@ def check_rank(value: object, size: int, name: str = "root") -> int:
 
 
 def check_only_root(value: object, name: str, rank: int, root: int) -> None:
-    """Raise if another rank than the root passes what only the root may."""
+    """Raise if a rank other than the root passes an argument that only the root may pass."""
     if value is not None and rank != root:
         raise UsageError(f"{name}: expected None on rank {rank} of the group, as only root {root} uses it")
 

@@ -116,7 +116,7 @@ def cut(memory: Array, lengths: Sequence[int]) -> list[Array]:
 class Form(NamedTuple):
     """Dtypes and shapes of a call's arrays, in its order: all that the layout depends on.
 
-    ``dtypes`` is a single one if all arrays have it.  ``is_plain`` says that every array is C-contiguous.
+    ``dtypes`` is a single one if all arrays have it.  ``is_plain`` means that every array is C-contiguous.
     """
 
     dtypes: np.dtype[Any] | tuple[np.dtype[Any], ...]

@@ -49,7 +49,7 @@ class AllReduceManyPlan(OperationPlan, frozen=True, kw_only=True):
     arrangements: dict[Channel, AtOnce | InChunks] = msgspec.field(default_factory=dict)
 
     def arrangement(self, channel: Channel, scratch: StepScratch) -> AtOnce | InChunks:
-        """Return how the bundle passes through ``channel``."""
+        """Return the arrangement of the bundle in ``channel``."""
         found = self.arrangements.get(channel)
         if found is None:
             reductions = [section.reduction for section in self.sections]

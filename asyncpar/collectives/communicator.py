@@ -195,7 +195,7 @@ class Communicator(ArrayOperations):
         return self._engine.traffic()
 
     def late_counts(self, key: str | None = None) -> LateCounts:
-        """Return how this rank's parts of operations with a policy (``until``) and this ``key`` have ended."""
+        """Return counts of this rank's parts of operations with a policy (``until``) and this ``key``, by their use."""
         from asyncpar.collectives.policy_calls import series_of  # most programs need none
 
         return series_of(self._engine, key).counts
@@ -542,7 +542,7 @@ class Communicator(ArrayOperations):
                 numbers = await comm.recv(0)
         """
         if type(x) is not np.ndarray and is_device_array(x):
-            from asyncpar.collectives.device import messages  # needed by those who have devices only
+            from asyncpar.collectives.device import messages  # needed only with devices
 
             to, tag = self._other(dest, "dest"), check_tag(tag)
             try:
@@ -687,7 +687,7 @@ class Communicator(ArrayOperations):
         return checked
 
     def _send(self, dest: int, tag: int, content: Callable[[], Array | UnwrittenPayload]) -> Coroutine[Any, Any, None]:
-        """Send what ``content`` returns; if it raises, the message still takes its place."""
+        """Send the content; if ``content`` raises, the message still takes its place."""
         to, tag = self._other(dest, "dest"), check_tag(tag)
         try:
             return self._messages.send(content(), to, tag)
@@ -711,7 +711,7 @@ class Communicator(ArrayOperations):
         of, tag = None if source is None else self._other(source, "source"), check_tag(tag)
         try:
             if out is not None and type(out) is not np.ndarray and is_device_array(out):
-                from asyncpar.collectives.device import messages  # needed by those who have devices only
+                from asyncpar.collectives.device import messages  # needed only with devices
 
                 return messages.receive(self._engine, self._messages, of, tag, out, convert)
             into = None if out is None else check_writable(check_array(out, "out"), "out")

@@ -117,7 +117,7 @@ OVERLAPPED_PIECES = 8
 
 
 def arena_seconds(operation: str, size: int, payload: float) -> float:
-    """Return the estimated seconds of an operation in the arena, from what its busiest rank copies and combines."""
+    """Return the estimated seconds of an operation in the arena, from the copies and reductions of its busiest rank."""
     share = payload * (size - 1) / size
     touched = {"all_reduce": payload + 2 * share, "reduce_scatter": 2 * share, "all_to_all": 2 * share}
     chunks = 1 + payload // PIECE_BYTES

@@ -133,7 +133,7 @@ class Engine:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups = UseCounts()
         self.series: dict[str | None, Any] = {}
-        """By key, the calls that are complete when a policy says so: see ``collectives.completion``."""
+        """By key, the series of calls whose completion a policy defines: see ``collectives.completion``."""
         self.devices: Closes | None = None
         """Its NCCL communicator, once device arrays were used: see ``collectives.device``."""
         self.device_ways = DeviceWays(self.policy.pin)

@@ -39,7 +39,7 @@ class Culprit(NamedTuple):
         return -1.0 if self.silent_for is None else self.silent_for
 
     def describe(self) -> str:
-        """Describe what is known of the rank."""
+        """Describe the rank."""
         if self.silent_for is None:
             return "it did not do its part in time" + (f": it {self.where}" if self.where else "")
         return f"it did not do its part in time, and has not answered for {self.silent_for:.1f} s"

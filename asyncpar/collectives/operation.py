@@ -477,7 +477,7 @@ class Operation:
         if self.route is not None:
             self.route.retire(self.sequence, self.description)
 
-    # -- who is missing --------------------------------------------------------------------------------------------
+    # -- missing ranks ---------------------------------------------------------------------------------------------
 
     @property
     def asker(self) -> Operation | None:
@@ -581,7 +581,7 @@ class Operation:
         return f"{me} waited {waited} for rank {ranks[0]} ({known}{self._describe_flow(now)}){behind}"
 
     def _describe_culprit(self, culprit: Culprit | None, awaited: int) -> str:
-        """Describe what holds it up, besides the description of rank ``awaited``."""
+        """Describe the cause of its wait, in addition to the description of rank ``awaited``."""
         rank = awaited if culprit is None else culprit.rank
         does = self.describe_program(rank, culprit)
         deadlock = self.find_deadlock()

@@ -1,6 +1,6 @@
 """Choose the algorithm of an operation: the one pinned by the user, else the cheapest by the cost model.  Pure.
 
-A pin says which algorithm to use for which operation and size:
+A pin selects the algorithm for an operation and a range of sizes:
 
     all_reduce:0-64k@tree,64k-inf@ring;all_gather@bruck
 

@@ -1,4 +1,4 @@
-"""All-reduces that are complete when a policy says so: a rank's part in one, and its state between them.
+"""All-reduces whose completion is defined by a policy: a rank's part in one, and its state between them.
 
 Theory of operation.  Ranks agree on the contributors (see ``completion.machine``), which then reduce in the ordinary
 way: in the whole group if all are present, so that nothing differs then, else in the group of the contributors.  A late

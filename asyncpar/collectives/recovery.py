@@ -92,7 +92,7 @@ def shrink(engine: Engine, wrap: Callable[[Engine], T]) -> Coroutine[Any, Any, T
 
 def _inherit_devices(engine: Engine, left: Engine) -> None:
     if engine.devices is not None:
-        from asyncpar.collectives.device.state import inherit  # needed by those who have devices only
+        from asyncpar.collectives.device.state import inherit  # needed only with devices
 
         inherit(engine, left)
 

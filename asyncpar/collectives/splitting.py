@@ -58,7 +58,7 @@ def _by_color(rows: list[list[int]]) -> list[list[int]]:
 def _device_epoch(engine: Engine) -> int:
     if engine.devices is None:
         return -1
-    from asyncpar.collectives.device.splitting import connected_epoch  # needed by those who have devices only
+    from asyncpar.collectives.device.splitting import connected_epoch  # needed only with devices
 
     return connected_epoch(engine)
 
@@ -69,6 +69,6 @@ async def _split_devices(
     """Split the NCCL communicator as well, if all ranks have the same one; otherwise new ones are created on demand."""
     if rows[0][3] < 0 or any(row[3] != rows[0][3] for row in rows):
         return None
-    from asyncpar.collectives.device.splitting import split_communicator  # needed by those who have devices only
+    from asyncpar.collectives.device.splitting import split_communicator  # needed only with devices
 
     return await split_communicator(engine, operation, groups)

@@ -1,7 +1,7 @@
-"""Standing receives: of messages that may never come, or that nobody needs yet.
+"""Standing receives: receives of messages that may never come, or are not needed yet.
 
-Nobody waits in a standing receive.  It has no timeout, asks no rank what it does, and is neither a wait nor an event of
-its rank until its message arrives, or is needed; then it becomes an ordinary receive.
+No task waits in a standing receive.  It has no timeout, sends no inquiries to other ranks, and is neither a wait nor an
+event of its rank until its message arrives, or is needed; then it becomes an ordinary receive.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _Place = tuple[int, int]
 
 
 class ChainStep(NamedTuple):
-    """A pending call: what is called on which ``rank``, for how many seconds, and where the program calls it."""
+    """A pending call: its actor and endpoint on ``rank``, the seconds of the wait, and its place in the program."""
 
     rank: int
     actor: str

@@ -24,7 +24,7 @@ SILENT_SECONDS: Final = 5.0
 
 
 def describe_holdups(job: JobSummary) -> list[str]:
-    """Return a sentence for each failure, and one for each awaited rank, in descending order of waiting ranks.
+    """Return a sentence for each failure, and one for each awaited rank, the most awaited first.
 
     If no rank waits for long, there is one for each rank that is not well; none if nothing holds the job up.  All
     reports of hold-ups use these sentences: commands, the page and the report.

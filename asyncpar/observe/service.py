@@ -97,7 +97,7 @@ class RankService:
             return ObserverReply(request.number, error=f"this rank has no {request.kind} to tell of")
         try:
             return ObserverReply(request.number, make())
-        except Exception as error:  # noqa: BLE001  # state in motion, seen from a thread: the next look succeeds
+        except Exception as error:  # noqa: BLE001  # state in motion, read from a thread: the next request succeeds
             return ObserverReply(request.number, error=f"{type(error).__name__}: {text_of(error)}")
 
 

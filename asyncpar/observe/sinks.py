@@ -105,7 +105,7 @@ class SinkThread:
             while not isinstance(item := self._waiting.get(), str):
                 sink.take(item)
             sink.close(item)
-        except Exception as error:  # noqa: BLE001  # code of others: it is told, and the job goes on
+        except Exception as error:  # noqa: BLE001  # foreign code: it is reported, and the job goes on
             self._say(f"sink {self._name} has failed and gets nothing more: {type(error).__name__}: {text_of(error)}")
             while not isinstance(self._waiting.get(), str):
                 pass

@@ -19,12 +19,12 @@ Promises
 
 - *All at once.*  A call is checked and its arguments are encoded once, then sent to all; the values come in mesh order.
 - *Failures.*  The call waits for the other actors.  Then ``MeshError``, an ``ExceptionGroup``, has one exception for
-  each that failed, as an ask raises it, with a note that says where; ``values`` are what the others returned.  A wrong
+  each that failed, as from an ask, with a note of its place; ``values`` are the results of the others.  A wrong
   call raises ``UsageError`` and sends nothing.  Cancelling (``asyncio.timeout`` does) cancels all.
-- *Collectives in calls that fail.*  If a call fails on some, collectives that the others wait in half a second later
-  are given up (``PeerCancelled``); their other work goes on.  Such a call, and one that is cancelled, ends the
-  groups of those who were called, so that no operation meets one of an earlier call: ``self.group(...)`` gives new
-  ones.  Calls of single actors (``at``, ``choose``) and tells do not do that.
+- *Collectives in calls that fail.*  If a call fails on some actors, collectives in which the others wait half a second
+  later are given up (``PeerCancelled``); their other work goes on.  Such a call, and one that is cancelled, ends the
+  groups of the called actors, so that no operation is matched with one of an earlier call: ``self.group(...)`` returns
+  new ones.  Calls of single actors (``at``, ``choose``) and tells do not do that.
 
 Modules
 

@@ -31,7 +31,7 @@ Modules, in reading order
 - ``system``: ``ActorSystem``, which holds the calling and the called half.
 - ``calls``: one call at its caller and at its actor; ``window`` (pure): flow control of messages and stream items.
 - Calling: ``caller``; ``stream_caller``: calls with streams.
-- ``ask_waits``: tells of asks that wait for long, with the actors that they wait for; ``ask_answers`` answers that.
+- ``ask_waits``: reports asks that wait for long, with the actors that they wait for; ``ask_answers`` answers it.
 - Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name and by stack;
   ``lifecycle``: starts and ends actors, also on request of other ranks, and reports their ends.
 - One actor: ``cell``: its task; ``mailbox``: its queue and those of its concurrent endpoints; ``executor``: runs its

@@ -18,7 +18,7 @@ class DownReason(enum.StrEnum):
     STOPPED = "stopped"
     """It was stopped, or stopped itself."""
     FAILED = "failed"
-    """It failed; ``Actor`` says what counts as a failure."""
+    """It failed; ``Actor`` defines what counts as a failure."""
     KILLED = "killed"
     """It was killed."""
     CLOSED = "closed"

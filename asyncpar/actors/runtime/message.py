@@ -197,7 +197,7 @@ class FeedCredit(msgspec.Struct, frozen=True, array_like=True, tag=24):
 class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """A call of the actors of ``mesh`` on ``ranks`` failed on one of them: their collectives end, see ``text``.
 
-    Their groups begin anew with number ``attempt``.
+    Their groups start again with number ``attempt``.
     """
 
     mesh: str

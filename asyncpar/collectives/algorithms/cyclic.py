@@ -113,14 +113,14 @@ def bruck_all_to_all(rank: int, size: int) -> Iterator[Round]:
 
 
 def _landing(rank: int, size: int, i: int, distance: int, here: int) -> int:
-    """Return where the chunk with ``i`` ranks to go lands that arrives in the step of ``distance``."""
+    """Return the landing place of the chunk with ``i`` ranks to go that arrives in the step of ``distance``."""
     if i < 2 * distance:
         return size + (rank - i) % size
     return 3 * size + i if 2 * size <= here < 3 * size else 2 * size + i
 
 
 def dissemination_barrier(rank: int, size: int) -> Iterator[Round]:
-    """Notify the rank at distance 1, 2, 4, ... above: after ``ceil(log2(size))`` steps every rank has heard of all."""
+    """Notify the rank at distance 1, 2, 4, ... above: after ``ceil(log2(size))`` steps every rank knows of all."""
     distance = 1
     while distance < size:
         yield Send((rank + distance) % size, ()), Recv((rank - distance) % size, ())

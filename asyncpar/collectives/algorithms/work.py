@@ -38,7 +38,7 @@ def _once(size: int, payload: float) -> float:
 
 
 def _hops(size: int) -> int:
-    """Return how often chunks are sent on their way to all distances below ``size``, by powers of two."""
+    """Return the number of sends by which chunks reach all distances below ``size``, by powers of two."""
     return sum(distance.bit_count() for distance in range(size))
 
 

@@ -1,1 +1,1 @@
-"""Operations that are complete when a policy says so: policies, and the agreement on contributors."""
+"""Operations whose completion is defined by a policy: policies, and the agreement on contributors."""

@@ -19,7 +19,7 @@ _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=2048)]
 
 
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ranks of the world that contribute, in the order of the group; ``call`` describes what they have called."""
+    """The ranks of the world that contribute, in the order of the group; ``call`` describes their call."""
 
     contributors: tuple[int, ...]
     call: _Text

@@ -397,7 +397,7 @@ class DeviceChannel:
 
 
 def _stop(communicator: DeviceCommunicator, *, keeps: bool, is_idle: bool) -> None:
-    """Return when nothing runs on ``communicator`` any more; runs in a thread."""
+    """Wait, in a thread, until nothing runs on ``communicator`` any more."""
     if keeps:
         try:
             communicator.revoke()

@@ -134,8 +134,7 @@ class SurvivorAgreement:
         """The fault that the leader proposes instead of a result."""
         self._begun_at = now
         self.timeout = timeout
-        """Seconds that this rank waits, None forever: those of the first rank that has called it, until this one
-        has."""
+        """By awaited rank, the time of its last message, or of the begin of the wait for it."""
         self._heard_at: dict[int, float] = {}
         """By awaited rank, when it was last heard of, or the wait for it began."""
         self._commands: list[AgreementCommand] = []
