@@ -452,7 +452,7 @@ class Operations:
 
     @property
     def may_share_memory(self) -> bool:
-        """Whether ranks of one host may share memory: equal on all ranks, even where a host turned out to have none."""
+        """Whether ranks of one host may share memory; equal on all ranks, even where a host has no arena."""
         return self.on_loop.may_share_memory
 
     @property
@@ -565,8 +565,8 @@ class Operations:
         reference.
 
         Ranks that request different ranks, or use different keys, wait for each other until the timeout: a rank that
-        never joins cannot be told from one that joins late, perhaps from another task.  The error then names the
-        operation and the group in which the other rank is, and states that it has made no such group.
+        never joins cannot be distinguished from one that joins late, perhaps from another task.  The error then names
+        the operation and the group in which the other rank is, and states that it has made no such group.
 
         Its ``timeout`` starts with the value of this group and is its own; without ``has_own_timeout`` the two share
         one.

@@ -137,7 +137,7 @@ class Communicator(ArrayOperations):
         return f"<communicator {self.name!r}: rank {self.rank} of {self.size}{state}>"
 
     def _repr_html_(self) -> str:
-        """Return a table of the same for notebooks."""
+        """Return a table for notebooks."""
         state = "revoked" if self.is_revoked else "over" if self.is_over else "in use"
         rows = [("communicator", self.name), ("rank", f"{self.rank} of {self.size}"), ("state", state)]
         return html_table(rows)
@@ -202,7 +202,7 @@ class Communicator(ArrayOperations):
 
     @property
     def may_share_memory(self) -> bool:
-        """Whether ranks of one host may share memory: equal on all ranks, even where a host turned out to have none."""
+        """Whether ranks of one host may share memory; equal on all ranks, even where a host has no arena."""
         return self._engine.policy.model.has_arenas
 
     @property
@@ -345,8 +345,8 @@ class Communicator(ArrayOperations):
         reference.
 
         Ranks that request different ranks, or use different keys, wait for each other until the timeout: a rank that
-        never joins cannot be told from one that joins late, perhaps from another task.  The error then names the
-        operation and the group in which the other rank is, and states that it has made no such group.
+        never joins cannot be distinguished from one that joins late, perhaps from another task.  The error then names
+        the operation and the group in which the other rank is, and states that it has made no such group.
 
         Its ``timeout`` starts with the value of this group and is its own; without ``has_own_timeout`` the two share
         one.
@@ -791,8 +791,8 @@ async def overdue(
     """Return the error for a pending call, whose message begins with ``text`` and names the missing rank.
 
     The call is the oldest that waits: among messages (with rank ``peer`` of the group, if given), or among other
-    operations. All ranks call the latter in one order, so a rank that misses a later call has not reached the oldest
-    either. The search asks other ranks for ``seconds`` at most.
+    operations.  All ranks call the latter in one order, so a rank that misses a later call has not reached the oldest
+    either.  The search asks other ranks for ``seconds`` at most.
     """
     engine = communicator._engine
     wanted = None if peer is None else communicator.ranks[peer]

@@ -17,7 +17,7 @@ def shown(array: DeviceArray, *, rows_differ: bool = False) -> str:
 
 
 def in_place(source: DeviceArray, out: object, name: str = "x") -> DeviceArray:
-    """Return the target of a result in place: ``out``, else ``source``, or a copy if that is fixed."""
+    """Return the target of a result in place: ``out``, else ``source``, or a new array if that is immutable."""
     if out is not None and out is not source.owner:
         return reduced(source, out, source.shape)
     if is_immutable(source):
