@@ -1,4 +1,4 @@
-"""Codecs: arrays to bytes and back, pure numpy.  Start with ``codec.py``; ``registry.py`` is where one is added."""
+"""Codecs: arrays to bytes and back, pure numpy.  Start with ``codec.py``; add new ones in ``registry.py``."""
 
 from asyncpar.codecs.cast import Cast
 from asyncpar.codecs.codec import Bytes, Codec, RoundCodec, RoundEncoder, Values

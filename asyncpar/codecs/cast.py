@@ -1,11 +1,11 @@
 """Values in sixteen bits: bfloat16 or IEEE 754 binary16.
 
 Layout of ``n`` encoded values: ``n`` little-endian words, each the bits of a value in that format.  Encoded forms may
-be summed as vectors of it.
+be summed as vectors of that format.
 
 Values are rounded to nearest, ties to even.  A finite value that would become infinite becomes the largest finite one
-of its sign instead: beyond 65504 in fp16, within 0.4 % of the largest float32 in bf16.  What is clipped is lost, so
-error feedback sends it in the next steps; every rank would refuse to decode infinity, in every step.
+of its sign instead: beyond 65504 in fp16, within 0.4 % of the largest float32 in bf16.  The clipped amount counts as
+lost, so error feedback sends it in the next steps; every rank would refuse to decode infinity, in every step.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class _Format:
     """The bits of infinity; one less is the largest finite value."""
     largest: float
     relative_error: float
-    """Of normal numbers, at most."""
+    """Bound for normal numbers."""
     absolute_error: float
-    """Of subnormal numbers, at most."""
+    """Bound for subnormal numbers."""
     write: Callable[[Values, _Words, Values], Values | None]
-    """Writes values as words, with three rows of scratch, and returns the values written if they are at hand."""
+    """Writes values as words, with three rows of scratch; returns the written values if they are available."""
     read: Callable[[_Words, Values], None]
 
 
@@ -91,10 +91,10 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType(
 
 
 class Cast(Codec):
-    """``bf16`` or ``fp16``: half as large as float32, and summable in that format.
+    """``bf16`` or ``fp16``: half the size of float32, and summable in that format.
 
-    ``contraction`` is promised for vectors whose root mean square is at least 2^-100 in bf16; in fp16 at least 2^-11,
-    and whose values are within its range.  Smaller values lose precision, and vanish below 2^-25 in fp16.
+    ``contraction`` holds for vectors whose root mean square is at least 2^-100 in bf16; in fp16 at least 2^-11, and
+    whose values are within its range.  Smaller values lose precision, and vanish below 2^-25 in fp16.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -155,11 +155,11 @@ class Cast(Codec):
         return words
 
     def _reaches_infinity(self, words: _Words) -> bool:
-        """Is any of ``words`` infinite or NaN?  As integers these are the largest, without and with the sign."""
+        """Return whether any of ``words`` is infinite or NaN, as integers the largest, without and with the sign."""
         return bool(words.view("<i2").max() >= self._format.infinity or words.max() >= _SIGN | self._format.infinity)
 
     def _clip(self, x: Values, words: _Words) -> None:
-        """Replace infinity that ``x`` does not have."""
+        """Replace infinities that ``x`` does not have."""
         if not np.isfinite(x).all():
             raise NonFiniteValue("values: expected finite numbers, got NaN or infinity")
         infinite = (words & ~_SIGN) == self._format.infinity

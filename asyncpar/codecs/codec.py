@@ -1,11 +1,11 @@
-"""The interfaces of codecs, and what those with a scale per block of values share.
+"""The interfaces of codecs, and common parts of those with a scale per block of values.
 
-A codec has no state of its own: what the encoded form misses is handed back to the caller, who adds it to the next
-values (error feedback, Seide et al. 2014; Karimireddy et al. 2019).  The caller decides to which values it belongs.
+A codec has no state of its own: the encoding error is returned to the caller, who adds it to the next values (error
+feedback, Seide et al. 2014; Karimireddy et al. 2019).  The caller decides to which values it belongs.
 
-A vector is processed once, in pieces that stay in the cache: plain numpy runs near the speed of memory then.  Three
-things matter besides.  Arithmetic in place is half as fast again as arithmetic into a third array.  The magnitudes of
-floats are ordered as their bits are, as integers, of which the largest is found twice as fast.  And where a row has one
+A vector is processed once, in pieces that stay in the cache: then plain numpy runs near the speed of memory.  Three
+more things matter.  Arithmetic in place is half as fast again as arithmetic into a third array.  The magnitudes of
+floats are ordered like their bits as integers, of which the largest is found twice as fast.  And if a row has one
 scale, numpy copies the scales into its buffer, value by value, unless the buffer is as short as a row.
 """
 
@@ -27,7 +27,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Codec(ABC):
-    """Turns float32 vectors into bytes, whose number is known beforehand, and back.
+    """Turns float32 vectors into bytes, whose number is known in advance, and back.
 
     All arrays are one-dimensional and contiguous, and belong to the caller.  Equal input gives equal bytes on every
     machine of one floating-point standard, and equal bytes decode to equal values.
@@ -37,7 +37,7 @@ class Codec(ABC):
     """Its name in options, with arguments: ``int8``, ``topk:0.01``, ``topk:0.01+int8``."""
 
     sum_dtype: np.dtype[Any] | None = None
-    """The dtype as which encoded forms may be summed; the sum decodes to the sum of the values, up to rounding.
+    """The dtype in which encoded forms may be summed; the sum decodes to the sum of the values, up to rounding.
 
     None: encoded forms cannot be summed.
     """
@@ -51,16 +51,16 @@ class Codec(ABC):
 
     @property
     def is_summable(self) -> bool:
-        """Can encoded forms be summed without decoding, for example by an all-reduce?"""
+        """Whether encoded forms can be summed without decoding, for example by an all-reduce."""
         return self.sum_dtype is not None
 
     @property
     def can_be_followed(self) -> bool:
-        """Does it select values, which another codec may encode?  Then ``followed_by`` is defined."""
+        """Whether it selects values, which another codec may encode.  If so, ``followed_by`` is defined."""
         return False
 
     def followed_by(self, values: Codec) -> Codec:
-        """Return the codec with its selected values encoded by ``values``; ``UsageError`` where it selects none."""
+        """Return the codec with its selected values encoded by ``values``; ``UsageError`` if it does not select any."""
         raise UsageError(f"codec: {values.name} cannot follow {self.name}, which selects no values")
 
     @abstractmethod
@@ -75,38 +75,38 @@ class Codec(ABC):
     def contraction(self, count: int) -> float:
         """Return a delta > 0 with ``|x - decoded|^2 <= (1 - delta) |x|^2`` for all vectors ``x`` of ``count`` values.
 
-        A format that does not reach everywhere says within which magnitudes it holds.  Codecs that draw at random
-        promise it for the mean over draws.  Error feedback keeps what is not sent yet within ``2 / delta`` times the
-        largest norm of the gradients (Karimireddy et al. 2019, lemma 3).
+        A format with a limited range states the magnitudes for which it holds.  Codecs that draw at random guarantee it
+        for the mean over draws.  Error feedback keeps the unsent amount within ``2 / delta`` times the largest norm of
+        the gradients (Karimireddy et al. 2019, lemma 3).
         """
 
     def gain(self, count: int) -> float:  # noqa: ARG002
-        """Return the factor that makes up, in the mean over draws, for the ``count`` values that are not sent.
+        """Return the factor that compensates, in the mean over draws, for the ``count`` values that are not sent.
 
-        1 for codecs that send all.  Decoded sums are multiplied by it where there is no error feedback, which would
-        send the rest later.
+        It is 1 for codecs that send all.  Decoded sums are multiplied by it without error feedback, which would send
+        the rest later.
         """
         return 1.0
 
     @abstractmethod
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
-        """Write the encoded form of ``values + residual`` into ``out``, and into ``lost`` what it misses.
+        """Write the encoded form of ``values + residual`` into ``out``, and its error into ``lost``.
 
         ``lost`` becomes ``values + residual - decoded`` and may be the array ``residual``, not ``values``.  ``values``
-        and ``residual`` are otherwise left alone.  Raises ``NonFiniteValue`` for NaN or infinity, when ``out`` and
-        ``lost`` hold nothing of use, and ``UsageError`` for arrays that do not fit.
+        and ``residual`` are otherwise unchanged.  Raises ``NonFiniteValue`` for NaN or infinity, which leaves ``out``
+        and ``lost`` undefined, and ``UsageError`` for arrays that do not fit.
         """
 
     @abstractmethod
     def decode(self, encoded: Bytes, out: Values) -> None:
         """Write the values of ``encoded`` into ``out``.
 
-        ``encoded`` is not trusted: raises ``ProtocolError``, with ``out`` untouched, unless it is exactly as long as
-        ``out`` calls for and everything in it is in range.
+        ``encoded`` is not trusted: raises ``ProtocolError``, with ``out`` unchanged, unless it has exactly the length
+        required by ``out`` and everything in it is in range.
         """
 
     def decode_add(self, encoded: Bytes, out: Values) -> None:
-        """Add the values of ``encoded`` to ``out``; otherwise as ``decode``.  May overflow to infinity."""
+        """Add the values of ``encoded`` to ``out``; otherwise like ``decode``.  May overflow to infinity."""
         check_decode(self, encoded, out)
         decoded = np.empty_like(out)
         self.decode(encoded, decoded)
@@ -116,7 +116,7 @@ class Codec(ABC):
     def at(self, *place: int) -> Self:  # noqa: ARG002
         """Return the codec for one ``place``, such as a step and a bucket, which is the same on all ranks.
 
-        Codecs that draw at random draw the same numbers for the same place, other ones for another.
+        Codecs that draw at random draw the same numbers for the same place, and others for another.
         """
         return self
 
@@ -124,9 +124,9 @@ class Codec(ABC):
 class RoundEncoder(ABC):
     """Memory and state of a ``RoundCodec`` for arrays of fixed shapes, which lie one after another.
 
-    For each step: ``start``; then for each round, let the ranks replace ``messages[index]`` by its mean over ranks and
-    call ``advance(index)``; then ``finish``.  All ranks come to the same bits if the means are the same bits.  A step
-    that is abandoned before ``finish`` changes no state.
+    For each step: ``start``; then for each round, replace ``messages[index]`` by its mean over ranks and call
+    ``advance(index)``; then ``finish``.  All ranks get the same bits if the means have the same bits.  A step that is
+    abandoned before ``finish`` changes no state.
     """
 
     messages: tuple[Values, ...]
@@ -147,8 +147,8 @@ class RoundEncoder(ABC):
     def finish(self, out: Values, *, lost: Values | None = None) -> None:
         """Write the approximate mean of ``values + residual`` over ranks into ``out``.
 
-        ``lost`` becomes what this rank's messages miss of its ``values + residual``, and may be the array ``residual``:
-        the means over ranks of ``lost`` and of ``out`` add up to that of ``values + residual``.
+        ``lost`` becomes the error of this rank's messages for its ``values + residual``, and may be the array
+        ``residual``: the means over ranks of ``lost`` and of ``out`` add up to that of ``values + residual``.
         """
 
     @abstractmethod
@@ -156,7 +156,7 @@ class RoundEncoder(ABC):
         """Keep the state of the last step, for a warm start of the next one."""
 
     def reserve_residual(self) -> None:  # noqa: B027
-        """Make at once what ``start`` makes when it is first given a residual, so that its memory is known."""
+        """Allocate the memory that ``start`` allocates at its first residual, so that its size is known."""
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +173,7 @@ class RoundEncoder(ABC):
 
 
 class RoundCodec(ABC):
-    """Approximates the mean over ranks in rounds of float32 messages that may be summed, such as PowerSGD."""
+    """Approximates the mean over ranks in rounds of float32 messages that can be summed, such as PowerSGD."""
 
     name: str
     """Its name in options, with arguments: ``powersgd:4``."""
@@ -187,13 +187,13 @@ class RoundCodec(ABC):
 
     @abstractmethod
     def encoder(self, shapes: Sequence[tuple[int, ...]]) -> RoundEncoder:
-        """Return an encoder for arrays of ``shapes``, in that order, in its first state, equal on all ranks."""
+        """Return an encoder for arrays of ``shapes``, in that order, in its initial state, equal on all ranks."""
 
 
 def check_encode(
     codec: Codec, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None
 ) -> None:
-    """Raise ``UsageError`` unless the arguments of ``encode`` fit together."""
+    """Raise ``UsageError`` unless the arguments of ``encode`` match."""
     check_vector("values", values, np.float32, values.size)
     check_vector("out", out, np.uint8, codec.encoded_bytes(values.size))
     for name, array in (("residual", residual), ("lost", lost)):
@@ -221,7 +221,7 @@ def check_vector(name: str, array: NDArray[np.generic], dtype: type[np.generic],
 
 
 PIECE = 1 << 18
-"""Values worked on at once: a MiB of float32.  With smaller ones, the calls take more than the cache saves."""
+"""Values per piece: a MiB of float32.  With smaller pieces, the calls take more than the cache saves."""
 
 _INFINITY_BITS = 0x7F800000
 _SIGN_BIT = 0x80000000
@@ -253,7 +253,7 @@ def plan_pieces(count: int, block: int) -> Iterator[BlockRange]:
 
 
 def count_blocks(count: int, block: int) -> int:
-    """Return in how many blocks ``count`` values lie."""
+    """Return the number of blocks of ``count`` values."""
     return -(-count // block)
 
 
@@ -273,7 +273,7 @@ def row_buffers(block: int) -> Iterator[None]:
 
 
 def corrected(values: Values, residual: Values | None, lost: Values | None, part: slice, room: Values) -> Values:
-    """Return ``part`` of ``values + residual``, perhaps not finite: in ``lost``, or else in ``room``, or as it is."""
+    """Return ``part`` of ``values + residual``, maybe not finite: in ``lost``, else in ``room``, or unchanged."""
     x = values[part]
     if residual is None and lost is None:
         return x
@@ -287,7 +287,7 @@ def corrected(values: Values, residual: Values | None, lost: Values | None, part
 
 
 def is_finite(x: Values) -> bool:
-    """Is all of ``x`` finite?  As integers, infinity and NaN are the largest, without and with the sign."""
+    """Return whether ``x`` is finite: as integers, infinity and NaN are the largest, without and with the sign."""
     positive, negative = x.view("<i4").max(initial=0), x.view("<u4").max(initial=0)
     return bool(positive < _INFINITY_BITS and negative < _SIGN_BIT | _INFINITY_BITS)
 
@@ -305,7 +305,7 @@ def largest_magnitudes(x: Values, room: Values) -> Values:
 
 
 def inverse(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return one over each scale, zero for zero."""
+    """Return the inverse of each scale, zero for zero."""
     if scales.min(initial=1.0) > 0.0:
         return np.float32(1.0) / scales
     return np.divide(np.float32(1.0), scales, out=np.zeros_like(scales), where=scales > 0.0)

@@ -14,7 +14,7 @@ BLOCK = 1 << 16
 
 
 class Corrected:
-    """The values to be encoded.  The first whole pass stores them in ``lost``, if given, which later passes read."""
+    """The values to encode.  The first complete pass stores them in ``lost``, if given, which later passes read."""
 
     def __init__(self, values: Values, residual: Values | None, lost: Values | None) -> None:
         self._values = values
@@ -23,7 +23,7 @@ class Corrected:
         self.size = values.size
 
     def pieces(self) -> Iterator[Values]:
-        """Yield ``BLOCK`` values at a time, finite or not; use each before the next one, and run to the end."""
+        """Yield ``BLOCK`` values at a time, finite or not; use each before the next one, and iterate to the end."""
         room = np.empty(min(BLOCK, self.size), np.float32)
         for start in range(0, self.size, BLOCK):
             yield corrected(self._values, self._residual, self._lost, slice(start, start + BLOCK), room)

@@ -1,7 +1,7 @@
 """Pseudo-random numbers that are equal on every machine and with every version of numpy.
 
 Word ``i`` of a key is output ``i`` of SplitMix64 (Steele, Lea and Flood 2014) seeded with it: a function of a counter,
-so that nothing is kept between calls.
+so no state is kept between calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def make_key(*numbers: int) -> int:
-    """Return a key of 64 bits that depends on the numbers, their order and their count."""
+    """Return a 64-bit key that depends on the numbers, their order and their count."""
     key = len(numbers)
     for number in numbers:
         key = _mix((key ^ (number & _MASK)) + _GAMMA)
@@ -33,7 +33,7 @@ def check_seed(seed: int) -> int:
 
 
 def draw_words(count: int, key: int) -> NDArray[np.uint64]:
-    """Return ``count`` words of 64 bits."""
+    """Return ``count`` 64-bit words."""
     words = np.arange(1, count + 1, dtype=np.uint64)
     words *= np.uint64(_GAMMA)
     words += np.uint64(key)
@@ -49,7 +49,7 @@ def draw_positions(count: int, size: int, key: int) -> NDArray[np.int64]:
     """Return ``count <= size`` different positions below ``size < 2**32``, ascending: one in each of as many strata.
 
     Stratum ``i`` is ``floor(i size / count) .. floor((i + 1) size / count) - 1``; in it, all positions are equally
-    likely but for one part in 2**32.
+    likely to within one part in 2**32.
     """
     edges = np.arange(count + 1, dtype=np.int64)
     edges *= size

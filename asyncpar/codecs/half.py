@@ -1,9 +1,9 @@
-"""float32 to IEEE 754 binary16 and back, exact, in whole arrays: three times as fast as numpy's own conversion.
+"""float32 to IEEE 754 binary16 and back, exact, on whole arrays: three times as fast as numpy's own conversion.
 
 Rounding: adding ``1.5 * 2^13`` times the power of two of ``x`` leaves ten bits of ``x`` behind the point, rounded to
 nearest, ties to even, by the addition itself; subtracting it again gives ``x`` as binary16 has it.  With the power
-taken as ``2^-14`` at least, the same is true of subnormal binary16.  What is left is exact: times ``2^-112``, float32
-has the exponent of binary16, subnormals included, so that the bits need only be shifted.
+taken as ``2^-14`` at least, the same is true of subnormal binary16.  The rest is exact: times ``2^-112``, float32 has
+the exponent of binary16, including subnormals, so the bits need only be shifted.
 
 On a processor set to treat subnormal float32 as zero, numpy's conversion is used instead.
 """
@@ -31,9 +31,9 @@ _SHIFT = np.uint32(13)
 
 
 def to_half(x: Values, out: _Words, scratch: Values) -> Values | None:
-    """Write the bits of binary16 nearest to ``x`` into ``out``, ties to even; infinity for what is beyond its range.
+    """Write the bits of binary16 nearest to ``x`` into ``out``, ties to even; infinity for values beyond its range.
 
-    ``scratch`` is three rows of ``x.size``.  Returns the values written, in one of them, if they are at hand.
+    ``scratch`` is three rows of ``x.size``.  Returns the written values, in one of them, if they are available.
     """
     rounded: Values
     rounded, magic, small = scratch
@@ -64,14 +64,14 @@ def from_half(words: _Words, out: Values) -> None:
         np.copyto(out, words.view(np.float16))
         return
     bits = out.view(np.uint32)
-    np.copyto(bits.view(np.int32), words.view(np.int16))  # widens the sign
+    np.copyto(bits.view(np.int32), words.view(np.int16))  # extends the sign
     bits <<= _SHIFT
     bits &= _WIDENED
     np.multiply(out, _UNBIAS, out=out)
 
 
 def _has_subnormals() -> bool:
-    """Does this thread's processor compute with subnormal float32?"""
+    """Return whether this thread's processor computes with subnormal float32."""
     smallest = np.full(1, np.finfo(np.float32).tiny)
     with np.errstate(under="ignore"):
         return bool((smallest * np.float32(0.5)).view(np.uint32)[0])

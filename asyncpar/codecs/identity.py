@@ -19,7 +19,7 @@ from asyncpar.errors import NonFiniteValue, ProtocolError
 
 
 class Identity(Codec):
-    """Little-endian float32 as it stands.  Exact, and summable."""
+    """Unchanged little-endian float32.  Exact, and summable."""
 
     name = "none"
     sum_dtype = np.dtype("<f4")

@@ -11,7 +11,7 @@ magnitude over 7.46, rounded to bfloat16: the largest value then rounds to 7, an
 scales for small blocks lose less than float32 scales for blocks of 256, which take as many bytes: 1.2 % instead of
 1.4 % of the squared norm of normal deviates, 4.6 instead of 6.9 % of Student's t with three degrees of freedom.
 
-A block whose scale would be subnormal is sent as zeros.  Level -8 is never written, and is refused nowhere.
+A block whose scale would be subnormal is sent as zeros.  Level -8 is never written, but accepted.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _REACH = 7.46
 """The largest magnitude of a block over its scale: below 7.5 however the scale is rounded."""
 
 _LARGEST_STEP = (1.0 + 2.0**-8) / _REACH
-"""The largest scale for a block's largest magnitude of 1."""
+"""The largest scale of a block whose largest magnitude is 1."""
 
 _WORST_OF_LARGEST = 1.0 - _LEVELS / 8.0 * (1.0 - 2.0**-8)
-"""The share of its largest value that a block may lose by clipping."""
+"""The fraction of its largest value that a block may lose by clipping."""
 
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 _LARGEST_SCALE = np.float32((1.0 - 2.0**-8) * 2.0**125)
-"""No level times this scale is infinite.  Magnitudes within 13 % of the largest float32 are clipped for it."""
+"""No level times this scale is infinite.  Magnitudes within 13 % of the largest float32 are clipped for that."""
 
 
 class Int4(Codec):
@@ -73,7 +73,9 @@ class Int4(Codec):
         return max(largest * _LARGEST_STEP / 2.0, clipping, _REACH * float(_SMALLEST_SCALE))
 
     def contraction(self, count: int) -> float:
-        """In the worst case all but the largest value are half a step: the farthest from any level for their size."""
+        """Return the worst case: all but the largest value are half a step, the farthest from a level for their
+        size.
+        """
         others = max(min(count, BLOCK) - 1, 0)
         return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others * (_LARGEST_STEP / 2.0) ** 2)
 
@@ -174,12 +176,12 @@ def _scale(levels: Values, scales: NDArray[np.float32], piece: BlockRange, facto
 
 
 def _scratch_words(count: int) -> _Words:
-    """Return two rows of room for the levels of the largest piece, two per word, the first in the low byte."""
+    """Return two rows of memory for the levels of the largest piece, two per word, the first in the low byte."""
     return np.empty((2, count_blocks(min(PIECE, count), 2)), "<u2")
 
 
 def _bytes_of(piece: BlockRange) -> slice:
-    """Return where the pairs of a piece lie, which begins at an even value."""
+    """Return the range of the pairs of a piece, which begins at an even value."""
     return slice(piece.values.start // 2, count_blocks(piece.values.stop, 2))
 
 

@@ -6,8 +6,8 @@ Layout of ``n`` encoded values, ``b = ceil(n / 1024)`` blocks, no padding::
     offset 4 b    n signed bytes
 
 Value ``i`` decodes to ``scale[i // 1024] * byte[i]`` in float32.  The scale of a block is its largest magnitude over
-127, so the error of each value is at most half a scale, but for rounding in the last place.  A block whose scale would
-be subnormal is sent as zeros.  -128 is never written, and is refused nowhere: it decodes like any other byte.
+127, so the error of each value is at most half a scale, up to rounding in the last place.  A block whose scale would be
+subnormal is sent as zeros.  -128 is never written, but accepted: it decodes like any other byte.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BLOCK = 1024
 
 LEVELS = 127.0
 _WORST_OF_LARGEST = 1.0 / 128.0
-"""The share of its largest value that a block may lose by clipping."""
+"""The fraction of its largest value that a block may lose by clipping."""
 
 SMALLEST_SCALE = np.finfo(np.float32).tiny
 LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)
-"""No byte times this scale is infinite.  Magnitudes within 1 % of the largest float32 are clipped for it."""
+"""No byte times this scale is infinite.  Magnitudes within 1 % of the largest float32 are clipped for that."""
 
 
 class Int8(Codec):
@@ -58,7 +58,9 @@ class Int8(Codec):
         return max(rounding + clipping, LEVELS * float(SMALLEST_SCALE))
 
     def contraction(self, count: int) -> float:
-        """In the worst case all but the largest value are half a step: the farthest from any level for their size."""
+        """Return the worst case: all but the largest value are half a step, the farthest from a level for their
+        size.
+        """
         others = max(min(count, BLOCK) - 1, 0)
         return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others / (2.0 * LEVELS) ** 2 * (1.0 + 2.0**-12))
 

@@ -1,8 +1,8 @@
 """Linear algebra of PowerSGD; results that all ranks compute must be equal bit by bit.
 
-Matrix products of a BLAS are not: kernels, and with them the order of sums, differ between processors.  What every rank
-computes for itself from the same means therefore consists of numpy's elementwise operations and of its sums of
-contiguous vectors, which round alike on every machine of one floating-point standard and one version of numpy.
+Matrix products of a BLAS are not: kernels, and with them the order of sums, differ between processors.  The part that
+every rank computes for itself from the same means therefore consists of numpy's elementwise operations and of its sums
+of contiguous vectors, which round alike on every machine of one floating-point standard and one version of numpy.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from asyncpar.codecs.codec import Values
 
 _DEPENDENT = 2.0**-20
-"""A row of which no larger share is left, once the others are projected out, is rounding noise of float32."""
+"""Remaining share of a row after projecting out the others below which it is rounding noise of float32."""
 _PIECE = 1 << 16
 
 
 def orthonormalize(rows: Values, spare: Values | None = None) -> Values:
-    """Return rows that are orthonormal to float32 and span what ``rows``, finite ones, span; the same bits everywhere.
+    """Return rows, orthonormal to float32, with the same span as the finite ``rows``; the same bits everywhere.
 
-    Gram-Schmidt in float64, each row twice (Giraud et al. 2005).  Of a row that depends on those before it, or is zero,
-    the row of ``spare`` takes the place, if there is one that does not, and else zeros.
+    Gram-Schmidt in float64, each row twice (Giraud et al. 2005).  A row that is zero or depends on those before it is
+    replaced by the row of ``spare``, if that is given and independent, otherwise by zeros.
     """
     done = np.zeros(rows.shape, np.float64)
     for index in range(len(rows)):
@@ -36,7 +36,7 @@ def orthonormalize(rows: Values, spare: Values | None = None) -> Values:
 def expand(left: Values, right: Values, out: Values) -> None:
     """Write the sum over ``i`` of the outer products of ``left[i]`` and ``right[i]`` into ``out``.
 
-    The same bits everywhere.  One operation after another in the cache: about 3 GB/s of ``out`` at rank 4.
+    The result has the same bits everywhere.  One operation at a time in the cache: about 3 GB/s of ``out`` at rank 4.
     """
     scratch = np.empty(min(out.size, _PIECE), np.float32)
     for rows, columns in _tiles(out.shape):
@@ -50,9 +50,9 @@ def expand(left: Values, right: Values, out: Values) -> None:
 
 
 def subtract_product(left: Values, right: Values, values: Values, *, out: Values) -> None:
-    """Write ``values - transpose(left) right`` into ``out``, which may be ``values``, with the BLAS of this machine."""
+    """Write ``values - transpose(left) right`` into ``out``, which may be ``values``, with this machine's BLAS."""
     scratch = np.empty(min(out.size, _PIECE), np.float32)
-    multiply = np.multiply if len(left) == 1 else np.matmul  # numpy gives no inner dimension of 1 to the BLAS
+    multiply = np.multiply if len(left) == 1 else np.matmul  # numpy does not pass an inner dimension of 1 to the BLAS
     for rows, columns in _tiles(values.shape):
         tile = values[rows, columns]
         product = scratch[: tile.size].reshape(tile.shape)
@@ -62,7 +62,9 @@ def subtract_product(left: Values, right: Values, values: Values, *, out: Values
 
 
 def _normalize(row: Values, others: NDArray[np.float64], *, out: NDArray[np.float64]) -> bool:
-    """Write ``row`` without its components along ``others``, at length 1, into ``out``; zeros, and False, if none."""
+    """Write ``row`` without its components along ``others``, normalized, into ``out``; zeros and False if none is
+    left.
+    """
     out[:] = row
     before = _norm(out)
     for _ in range(2):

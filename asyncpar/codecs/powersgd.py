@@ -1,14 +1,14 @@
 """PowerSGD: the mean of matrices over ranks at low rank, in two rounds of small sums (Vogels et al. 2019).
 
-An array of two or more dimensions is seen as a matrix ``M`` of ``shape[0]`` rows.  With ``Q``, orthonormal and equal on
-all ranks, each rank sends ``M Q``; the mean, made orthonormal, is ``P``.  Each sends ``transpose(M) P``, and with the
-mean ``R`` of that the result is ``P transpose(R)``: the mean matrix, projected upon ``P``.  ``R`` made orthonormal is
-the next step's ``Q``, so that steps together are a power iteration.  What a rank has lost is its own matrix less that
-same projection of it: in what the projection keeps ranks may differ for ever, and residuals do not grow for it.
+An array of two or more dimensions is treated as a matrix ``M`` of ``shape[0]`` rows.  With ``Q``, orthonormal and equal
+on all ranks, each rank sends ``M Q``; the orthonormalized mean is ``P``.  Each sends ``transpose(M) P``, and with the
+mean ``R`` of that the result is ``P transpose(R)``: the mean matrix, projected upon ``P``.  The orthonormalized ``R``
+is the next step's ``Q``, so the steps together are a power iteration.  A rank's loss is its own matrix minus the same
+projection of it: ranks may differ forever in the projected part without growing residuals.
 
 First message: for each array in order ``M Q`` row by row (rows x rank), or the array itself if it is a vector or too
-small to gain.  Second: for each matrix that is compressed ``transpose(R)`` row by row (rank x columns).  Without any
-such matrix there is but one message.
+small to gain.  Second: for each compressed matrix ``transpose(R)`` row by row (rank x columns).  Without any such
+matrix there is only one message.
 
 Means must be the same bits on all ranks, and so must numpy's version; processors may differ, see ``low_rank.py``.
 """
@@ -29,9 +29,9 @@ from asyncpar.errors import NonFiniteValue, UsageError
 
 
 class PowerSgd(RoundCodec):
-    """Sends matrices at ``rank`` and other arrays as they are.  Meant for error feedback: single steps are biased.
+    """Sends matrices at ``rank`` and other arrays unchanged.  Meant for error feedback: single steps are biased.
 
-    ``seed`` decides the first guess of each factor.
+    ``seed`` determines the initial guess of each factor.
     """
 
     def __init__(self, rank: int, seed: int = 0) -> None:
@@ -133,7 +133,7 @@ class PowerSgdEncoder(RoundEncoder):
 
 
 class _Matrix:
-    """One array: a matrix, which is compressed, or another array, which is sent as it is."""
+    """One array: a compressed matrix, or another array, which is sent unchanged."""
 
     def __init__(self, shape: tuple[int, ...], rank: int, key: int) -> None:
         height, width = shape[0] if len(shape) > 1 else 0, prod(shape[1:])
@@ -155,7 +155,7 @@ class _Matrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the bases of this step and the next, without those of messages."""
+        """Bytes of the bases of this step and the next, excluding messages."""
         return sum(array.nbytes for array in (self.basis, self._left, self._own))
 
     def project(self, x: Values) -> None:
@@ -175,7 +175,7 @@ class _Matrix:
             self._own = self._second.copy()
 
     def expand(self, x: Values, out: Values, lost: Values | None) -> None:
-        """Read the mean of the last message; write the result, and what this rank's messages missed."""
+        """Read the mean of the last message; write the result, and the error of this rank's messages."""
         if not self.is_compressed:
             out[:] = self._first
             if lost is not None:
@@ -186,12 +186,12 @@ class _Matrix:
         expand(self._left, self._second, out.reshape(self._shape))
 
     def turn(self) -> None:
-        """Begin the next step with the directions that this one has found; redraw those that are zero."""
+        """Begin the next step with the directions found by this one; redraw those that are zero."""
         if self.is_compressed:
             self.basis = orthonormalize(self._second, spare=self._draw())
 
     def restore(self, basis: Values | None) -> None:
-        """Restore ``basis``, or the first one if it does not fit."""
+        """Restore ``basis``, or the initial one if it does not fit."""
         if not self.is_compressed:
             self.basis = np.zeros((0, 0), np.float32)
         elif basis is None or basis.size != self.second_size:

@@ -1,9 +1,9 @@
-"""Values from positions that all ranks draw alike, so that positions need not be sent and encoded forms can be summed.
+"""Values at positions that all ranks draw alike, so positions need not be sent and encoded forms can be summed.
 
-Layout of ``n`` values of which ``k = ceil(ratio n)`` are kept: ``k`` values as their codec encodes them, alone.  Value
-``i`` is that at position ``(shift + p_i) mod n``: ``p_i`` is drawn from ``floor(i n / k) .. floor((i + 1) n / k) - 1``,
-``shift`` is the key of the key, modulo ``n``, and the key is made of the seed and the place, all as ``draw.py`` says.
-So each position is as likely as any other, and the positions are spread evenly.
+Layout of ``n`` values of which ``k = ceil(ratio n)`` are kept: ``k`` values as encoded by their codec, and nothing
+else.  Value ``i`` is that at position ``(shift + p_i) mod n``: ``p_i`` is drawn from
+``floor(i n / k) .. floor((i + 1) n / k) - 1``, ``shift`` is the key of the key, modulo ``n``, and the key is made of
+the seed and the place, all as in ``draw.py``.  So all positions are equally likely, and evenly spread.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from asyncpar.errors import NonFiniteValue
 
 
 class RandomK(Codec):
-    """Sends a random fraction ``ratio`` of the values, another in each place; summable if the codec of the values is.
+    """Sends a random fraction ``ratio`` of the values, different in each place; summable if the codec of the values is.
 
-    Values are sent as they are, not divided by ``ratio``: that would make single steps right in the mean, but is no
-    contraction, and with error feedback nothing stays unsent anyway (Stich et al. 2018).  Without error feedback, who
-    decodes multiplies by the ``gain``, so that what arrives is the gradient in the mean over places.  Used without
-    ``at``, it never sends the other positions.
+    Values are sent unchanged, not divided by ``ratio``: that would make single steps unbiased, but is no contraction,
+    and with error feedback nothing stays unsent anyway (Stich et al. 2018).  Without error feedback, the decoder
+    multiplies by the ``gain``, so that the result is the gradient in the mean over places.  Used without ``at``, it
+    never sends the other positions.
 
-    ``seed`` decides which values are drawn; it is equal on all ranks.
+    ``seed`` determines which values are drawn; it is equal on all ranks.
     """
 
     def __init__(self, ratio: float, seed: int = 0, values: Codec | None = None) -> None:
@@ -53,7 +53,7 @@ class RandomK(Codec):
         return followed
 
     def at(self, *place: int) -> Self:
-        moved = self.followed_by(self.values.at(*place, 0))  # else a random-k of a random-k would draw the same
+        moved = self.followed_by(self.values.at(*place, 0))  # otherwise a random-k of a random-k would draw the same
         moved._place = place
         return moved
 
@@ -96,7 +96,7 @@ class RandomK(Codec):
             out[positions] += chosen
 
     def _read(self, encoded: Bytes, out: Values) -> tuple[NDArray[np.int64], Values]:
-        """Return the positions in ``out`` and the values, after they were checked."""
+        """Return the positions in ``out`` and the values, after checking them."""
         check_decode(self, encoded, out)
         chosen = np.empty(self._share.of(out.size), np.float32)
         self.values.decode(encoded, chosen)

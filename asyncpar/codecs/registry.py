@@ -1,7 +1,7 @@
 """The registry of codecs, and codecs by name: ``int8``, ``topk:0.01+int8``, ``powersgd:4``.
 
-``register_codec`` makes a codec known to everything that takes the name of one: gradient synchronization, ``"auto"``,
-``CompressionAlgorithm``, ``GradientHook``, the training commands.  All ranks register the same codecs.
+``register_codec`` makes a codec available to everything that takes the name of one: gradient synchronization,
+``"auto"``, ``CompressionAlgorithm``, ``GradientHook``, the training commands.  All ranks register the same codecs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class CodecKind:
     """The record of a codec, for ``register_codec``.
 
     ``make`` returns the codec for the texts that follow ``name``, separated by colons: ``make("0.01", "7")`` for
-    ``name:0.01:7``.  It raises ``ValueError`` (``UsageError`` is one) for texts that it does not take; ``arguments``
-    says in errors which it does: ``":RATIO[:SEED] with 0 < RATIO <= 1"``.  ``bits`` per value makes the codec the one
-    of ``quantization_bits=bits``.  ``is_automatic`` lets ``"auto"`` choose it, which prefers more bits; it needs
-    ``bits``, and no arguments.  ``tolerance`` is how far the last loss of a short training run may be off with it.
+    ``name:0.01:7``.  It raises ``ValueError`` (``UsageError`` is one) for texts that it does not accept; ``arguments``
+    describes in errors which it does: ``":RATIO[:SEED] with 0 < RATIO <= 1"``.  ``bits`` per value makes the codec the
+    one of ``quantization_bits=bits``.  ``is_automatic`` lets ``"auto"`` choose it, which prefers more bits; it requires
+    ``bits``, and no arguments.  ``tolerance`` is the permitted relative error of the last loss of a short training run.
     """
 
     name: str
@@ -52,7 +52,7 @@ class CodecKind:
         return self.name + self.arguments.partition(" ")[0]
 
     def takes(self, *arguments: str) -> bool:
-        """Does ``make`` take as many arguments?"""
+        """Return whether ``make`` accepts this number of arguments."""
         try:
             inspect.signature(self.make).bind(*arguments)
         except TypeError:
@@ -61,30 +61,30 @@ class CodecKind:
 
 
 def register_codec(kind: CodecKind) -> None:
-    """Make the codec ``kind`` known by its name in this process.
+    """Register the codec ``kind`` under its name in this process.
 
-    Raises ``UsageError`` for a name or a number of bits that is taken, and for a codec that lacks a method or does not
-    bear the name.
+    Raises ``UsageError`` for a name or a number of bits that is taken, and for a codec that lacks a method or has
+    another name.
     """
     _check(kind)
     CODECS.register(kind)
 
 
 def unregister_codec(name: str) -> None:
-    """Forget the codec called ``name``.  Raises ``UsageError`` if there is none."""
+    """Remove the codec called ``name``.  Raises ``UsageError`` if there is none."""
     CODECS.unregister(name)
 
 
 def parse_codec(text: str) -> AnyCodec:
-    """Return the codec called ``text``, chains included; ``parse_codec(codec.name)`` equals ``codec``.
+    """Return the codec called ``text``, which may be a chain; ``parse_codec(codec.name)`` equals ``codec``.
 
-    Raises ``UsageError`` that tells which names there are, what their arguments are and what can follow what.
+    Raises ``UsageError`` listing the names, their arguments and possible chains.
     """
     return chain(*[_parse_one(part, text) for part in text.split("+")])
 
 
 def chain(first: AnyCodec, *rest: AnyCodec) -> AnyCodec:
-    """Return the codec that does what ``first`` does and then, with the values it selects, the ``rest``.
+    """Return the codec that applies ``first`` and then, to the values it selects, the ``rest``.
 
     Raises ``UsageError`` unless all but the last are selections without a codec of their values.
     """
@@ -102,7 +102,7 @@ def chain(first: AnyCodec, *rest: AnyCodec) -> AnyCodec:
 
 
 def codec_of_bits(bits: int) -> str:
-    """Return the name of the codec that sends values in ``bits`` each."""
+    """Return the name of the codec with ``bits`` per value."""
     found = next((kind.name for kind in CODECS if kind.bits == bits), None)
     if found is None:
         raise UsageError(f"bits: expected one of {', '.join(map(str, value_bits()))}, got {bits}")
@@ -110,18 +110,18 @@ def codec_of_bits(bits: int) -> str:
 
 
 def value_bits() -> tuple[int, ...]:
-    """Return the numbers of bits per value that there are codecs for, ascending."""
+    """Return the numbers of bits per value for which there are codecs, ascending."""
     return tuple(sorted(kind.bits for kind in CODECS if kind.bits is not None))
 
 
 def automatic_codecs() -> tuple[str, ...]:
-    """Return the names of the codecs that ``"auto"`` chooses from, those of most bits per value first."""
+    """Return the names of the codecs that ``"auto"`` chooses from, those with most bits per value first."""
     kinds = [kind for kind in CODECS if kind.is_automatic]
     return tuple(kind.name for kind in sorted(kinds, key=lambda kind: -(kind.bits or 0)))
 
 
 def codec_forms() -> tuple[str, ...]:
-    """Return how all codecs are written, those without arguments first."""
+    """Return the notations of all codecs, those without arguments first."""
     return tuple(kind.form for kind in sorted(CODECS, key=lambda kind: bool(kind.arguments)))
 
 
@@ -139,7 +139,7 @@ def _parse_one(part: str, text: str) -> AnyCodec:
 
 
 def _check(kind: CodecKind) -> None:
-    """Raise ``UsageError`` for a record that cannot be the one of a codec."""
+    """Raise ``UsageError`` for an invalid record."""
     CODECS.check(kind.name)
     what = f"codec {kind.name!r}"
     if not callable(kind.make):
@@ -196,4 +196,4 @@ CODECS: Registry[CodecKind] = Registry(
     ),
     reserved=("auto",),
 )
-"""The codecs by name; ``with CODECS.registered(kind):`` adds one for a while."""
+"""The codecs by name; ``with CODECS.registered(kind):`` adds one temporarily."""

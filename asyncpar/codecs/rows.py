@@ -4,7 +4,7 @@ Encoded values cannot be summed in general.  So a vector is cut into a shard for
 shard for its owner; the owner decodes and adds them in float32 in the order of ranks, and encodes the sum; every rank,
 the owner too, takes the decoded sum, so all ranks hold the same bits.
 
-A row of values that are not finite says so in its status word, which every rank that reads it sees.
+A row of non-finite values is marked in its status word, which every rank that reads it sees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MakeArray: TypeAlias = Callable[[tuple[int, ...], Any], NDArray[Any]]
 
 
 class RowFormat:
-    """A row: a status word and ``count`` values as ``codec`` encodes them, padded to whole words of 4 bytes."""
+    """A row: a status word and ``count`` values encoded by ``codec``, padded to whole words of 4 bytes."""
 
     __slots__ = ("_body", "codec", "count", "nbytes")
 
@@ -38,14 +38,14 @@ class RowFormat:
         self.nbytes = 4 * ceil_div(self._body.stop, 4)
 
     def at(self, *place: int) -> RowFormat:
-        """Return the format with the codec as it draws at ``place``: see ``Codec.at``."""
+        """Return the format with the codec for ``place``: see ``Codec.at``."""
         codec = self.codec.at(*place)
         return self if codec is self.codec else RowFormat(codec, self.count)
 
     def encode(self, values: Values, row: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> bool:
-        """Write ``values + residual`` into ``row``, and into ``lost`` what it misses; return whether they are finite.
+        """Write ``values + residual`` into ``row``, and the error into ``lost``; return whether they are finite.
 
-        If not, ``row`` says so, and ``lost`` is undefined.
+        If not, ``row`` is marked, and ``lost`` is undefined.
         """
         try:
             self.codec.encode(values, row[self._body], residual=residual, lost=lost)
@@ -60,7 +60,7 @@ class RowFormat:
     def decode(self, rows: Bytes, rank: int, out: Values, *, adds: bool, what: object) -> None:
         """Write the values of the row of ``rank`` to ``out``, or with ``adds`` add them.
 
-        Raises ``ProtocolError``, which names ``what`` and ``rank``, for a row that cannot be decoded.
+        Raises ``ProtocolError`` naming ``what`` and ``rank`` for a row that cannot be decoded.
         """
         decode = self.codec.decode_add if adds else self.codec.decode
         try:
@@ -70,13 +70,13 @@ class RowFormat:
 
 
 def mark_non_finite(rows: Bytes) -> None:
-    """Make one row, or several, say that their values are not finite."""
+    """Mark one row, or several, as non-finite."""
     rows[..., :_STATUS_BYTES] = 0
     rows[..., 0] = _NON_FINITE
 
 
 def are_finite(rows: Bytes) -> bool:
-    """Does no row say that its values are not finite?"""
+    """Return whether no row is marked as non-finite."""
     return not rows[..., 0].any()
 
 
@@ -108,11 +108,11 @@ class ShardedSum:
         self._lost_of_total: Values | None = np.zeros(self._shard, np.float32) if keeps_lost else None
 
     def draw(self, *place: int) -> None:
-        """Let the codec draw at ``place`` in the next sum: see ``Codec.at``."""
+        """Make the codec draw at ``place`` in the next sum: see ``Codec.at``."""
         self._drawn = self._format.at(*place)
 
     def encode(self, values: Values, *, residual: Values | None = None, lost: Values | None = None) -> bool:
-        """Encode all shards of ``values``, and ``residual``; return whether they are finite, else no row is."""
+        """Encode all shards of ``values`` and ``residual``; return whether they are finite, otherwise no row is."""
         for rank in range(self._size):
             shard = self._of(rank)
             is_finite = self._drawn.encode(
@@ -126,7 +126,7 @@ class ShardedSum:
     def sum_owned(self, *, what: object, lost: Values | None = None, is_mean: bool = False) -> bool:
         """Add the incoming rows in the order of ranks and encode the sum, or the mean; return whether it is finite.
 
-        What that misses is added to this rank's shard of ``lost``.
+        The encoding error is added to this rank's shard of ``lost``.
         """
         if not are_finite(self.incoming):
             mark_non_finite(self.owned)
@@ -142,7 +142,7 @@ class ShardedSum:
         return True
 
     def decode(self, out: Values, *, what: object) -> bool:
-        """Write the sums of all owners to ``out``; return whether all are finite, else ``out`` is as it was."""
+        """Write the sums of all owners to ``out``; return whether all are finite, otherwise ``out`` is unchanged."""
         if not are_finite(self.incoming):
             return False
         for rank in range(self._size):
@@ -151,12 +151,12 @@ class ShardedSum:
 
     @property
     def gain(self) -> float:
-        """The factor that makes up for what is not sent of a shard: see ``Codec.gain``."""
+        """The factor that compensates for unsent values of a shard: see ``Codec.gain``."""
         return self._format.codec.gain(self._shard)
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """All arrays that are held."""
+        """All arrays held."""
         held = (self.outgoing, self.incoming, self.owned, self._total)
         return held if self._lost_of_total is None else (*held, self._lost_of_total)
 

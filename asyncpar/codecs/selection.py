@@ -1,11 +1,11 @@
 """Select the largest of many values, exactly, in little more than one pass.
 
-A sample tells a threshold above which a few more values lie than are wanted; one pass in cache-sized blocks collects
-those, and of the few the surplus is dropped.  Where the sample misled (a share of 1e-4 of random vectors, and vectors
-made to mislead it), two more passes find the exact threshold by the digits of the values, and another one collects.
+A sample yields a threshold above which a few more values lie than are wanted; one pass in cache-sized blocks collects
+those, and the surplus is dropped.  If the sample misled (a share of 1e-4 of random vectors, and adversarial vectors),
+two more passes find the exact threshold by the digits of the values, and another one collects.
 
-Magnitudes are compared as the integers that their bits are: the order is that of the numbers, NaN and infinity come
-last and are always among those collected, so that no pass is needed to look for them.
+Magnitudes are compared by their bits as integers: the order is that of the numbers, NaN and infinity come last and are
+always among those collected, so no extra pass is needed to find them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from asyncpar.codecs.draw import draw_positions
 from asyncpar.errors import NonFiniteValue
 
 _FEW = 1 << 14
-"""Up to so many values the exact threshold is as quick as a sampled one."""
+"""Number of values up to which the exact threshold is as fast as a sampled one."""
 _LARGEST_SAMPLE = 1 << 16
 _VALUES_PER_DRAW = 64
 _DOUBT = 4.0
-"""By how many standard deviations the sampled threshold is lowered, so that enough values are left."""
+"""Number of standard deviations by which the sampled threshold is lowered, so that enough values are left."""
 _SIGN = np.int32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
 _DIGIT = 16
@@ -46,7 +46,7 @@ class Entries:
         return find_positions(self.counts, self.offsets)
 
     def largest(self, count: int) -> Entries:
-        """Return the ``count`` of largest magnitude, of equal ones the first, or all if they are not more."""
+        """Return the ``count`` values of largest magnitude, the first among equals, or all if there are no more."""
         surplus = self.values.size - count
         if surplus <= 0:
             return self
@@ -68,7 +68,7 @@ def find_positions(counts: NDArray[np.int64], offsets: NDArray[np.uint16]) -> ND
 
 
 def select_largest(source: Corrected, count: int) -> Entries:
-    """Return the ``0 < count <= source.size`` values of largest magnitude but zeros, of equal ones the first.
+    """Return the ``0 < count <= source.size`` nonzero values of largest magnitude, the first among equals.
 
     Raises ``NonFiniteValue`` for NaN or infinity anywhere.
     """
@@ -100,9 +100,9 @@ def _guess_floor(source: Corrected, count: int) -> tuple[int, int]:
 
 
 def _collect(source: Corrected, floor: int, *, limit: int, ties: int | None = None) -> Entries | None:
-    """Return all values of magnitude ``floor`` or above, of those equal to it the first ``ties`` only, if given.
+    """Return all values of magnitude ``floor`` or above; of those equal to it only the first ``ties``, if given.
 
-    None: they are more than ``limit``.
+    Return None if there are more than ``limit``.
     """
     counts: list[int] = []
     offsets: list[NDArray[np.uint16]] = []

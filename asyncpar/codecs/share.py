@@ -8,7 +8,7 @@ from asyncpar.errors import UsageError
 
 
 class KeptShare:
-    """A share ``0 < ratio <= 1``; anything else is a ``UsageError``."""
+    """A share ``0 < ratio <= 1``; anything else raises ``UsageError``."""
 
     def __init__(self, ratio: float) -> None:
         if not 0.0 < ratio <= 1.0:

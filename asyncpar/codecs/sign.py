@@ -6,9 +6,9 @@ Layout of ``n`` encoded values, ``b = ceil(n / 1024)`` blocks, no padding::
     offset 4 b    ceil(n / 8) bytes: bit i % 8, counted from the lowest, of byte i // 8 is set where value i is
                   negative; the bits after the last value are 0
 
-Value ``i`` decodes to ``scale[i // 1024]`` or minus that.  The scale of a block is its mean magnitude, the best there
-is for the squared error.  Only a block of zeros decodes to zeros: other zeros become plus or minus the scale, which is
-why the codec is of use only with error feedback.
+Value ``i`` decodes to ``scale[i // 1024]`` or minus that.  The scale of a block is its mean magnitude, which minimizes
+the squared error.  Only a block of zeros decodes to zeros: other zeros become plus or minus the scale, which is why the
+codec is useful only with error feedback.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sign(Codec):
         return float(np.abs(values).max(initial=0.0)) * (1.0 + 2.0**-12)
 
     def contraction(self, count: int) -> float:
-        """In the worst case one value of a block is not zero."""
+        """Return the contraction of the worst case: one value of a block is not zero."""
         return (1.0 - 2.0**-12) / max(min(count, BLOCK), 1)
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
@@ -101,7 +101,7 @@ def _mean_magnitudes(x: Values, magnitudes: Values) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         mean: NDArray[np.float32] = np.add.reduce(magnitudes, axis=1)
     mean /= np.float32(x.shape[1])
-    if not np.isfinite(mean).all():  # or the sum was too large
+    if not np.isfinite(mean).all():  # or the sum overflowed
         mean = magnitudes.mean(axis=1, dtype=np.float64).astype(np.float32)
         if not np.isfinite(mean).all():
             raise NonFiniteValue("values: expected finite numbers, got NaN or infinity")
@@ -123,7 +123,7 @@ def _put_scales(signs: Values, scales: NDArray[np.float32]) -> None:
 
 
 def _bytes_of(piece: BlockRange) -> slice:
-    """Return where the signs of a piece lie, which begins at a whole byte."""
+    """Return the range of the signs of a piece, which begins at a whole byte."""
     return slice(piece.values.start // 8, count_blocks(piece.values.stop, 8))
 
 

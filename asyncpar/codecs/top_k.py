@@ -7,8 +7,8 @@ Layout of ``n`` values of which ``k = ceil(ratio n)`` are kept, ``b = ceil(n / 6
     offset 4 b + 2 k          2 bytes of zeros if k is odd
     offset 4 b + 2 (k + k%2)  k values as their codec encodes them; the last k - m are zeros, whatever they decode to
 
-Exactly the ``k`` values of largest magnitude are sent, of equal ones the first, and never a zero: ``m < k`` only if
-fewer differ from zero.  Where that would not be shorter than all values in the codec of the values, it is these, alone.
+Exactly the ``k`` values of largest magnitude are sent, the first among equals, and never a zero: ``m < k`` only if
+fewer differ from zero.  If that would not be shorter than all values in the codec of the values, those are sent alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from asyncpar.errors import ProtocolError
 
 
 class TopK(Codec):
-    """Sends the fraction ``ratio`` of values that are largest in magnitude.  Not summable.
+    """Sends the fraction ``ratio`` of values of largest magnitude.  Not summable.
 
-    Meant for error feedback: small values are sent when their sum has grown (Stich et al. 2018).
+    Meant for error feedback: small values are sent once their sum has grown (Stich et al. 2018).
     """
 
     def __init__(self, ratio: float, values: Codec | None = None) -> None:
@@ -55,11 +55,11 @@ class TopK(Codec):
         return min(self._sparse_bytes(count), self.values.encoded_bytes(count))
 
     def kept(self, count: int) -> int:
-        """Return how many of ``count`` values are sent, at most."""
+        """Return the largest number of ``count`` values that are sent."""
         return self._share.of(count)
 
     def index_bytes(self, count: int) -> int:
-        """Return the bytes that come before the values, where not all are sent."""
+        """Return the number of bytes before the values, if not all are sent."""
         return _index_bytes(count, self._share.of(count))
 
     def contraction(self, count: int) -> float:
@@ -114,7 +114,7 @@ class TopK(Codec):
             out[positions] += chosen
 
     def _read(self, encoded: Bytes, count: int) -> tuple[NDArray[np.int64], Values]:
-        """Return the positions and values of all entries, after they were checked."""
+        """Return the positions and values of all entries, after checking them."""
         counts, offsets, packed = self._split(encoded, count)
         kept, total = offsets.size, int(counts.sum(dtype=np.uint64))
         if total > kept:
@@ -133,7 +133,7 @@ class TopK(Codec):
         return padded
 
     def is_dense(self, count: int) -> bool:
-        """Are all of ``count`` values sent, in the codec of the values, because that is not longer?"""
+        """Return whether all of ``count`` values are sent, in the codec of the values, because that is not longer."""
         return self._sparse_bytes(count) >= self.values.encoded_bytes(count)
 
     def _sparse_bytes(self, count: int) -> int:
@@ -152,5 +152,5 @@ def _count_blocks(count: int) -> int:
 
 
 def _index_bytes(count: int, kept: int) -> int:
-    """Return the bytes that come before the values."""
+    """Return the number of bytes before the values."""
     return 4 * _count_blocks(count) + 2 * (kept + kept % 2)
