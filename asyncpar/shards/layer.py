@@ -1,4 +1,4 @@
-"""One layer as one rank holds it: its tensors, their gradients, and which of them other ranks hold, too."""
+"""One layer on one rank: its tensors, their gradients, and which of them other ranks hold, too."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LayerType(StrEnum):
 class ShardStrategy(StrEnum):
     """Partitions of a layer's weight, (inputs, outputs) or (vocabulary, hidden), over tensor-parallel ranks.
 
-    COLUMN_PARALLEL: each rank has some of the outputs, with their biases; a down projection that follows is cut by its
+    COLUMN_PARALLEL: each rank has some of the outputs, with their biases; a subsequent down projection is cut by its
     inputs.  ROW_PARALLEL: each has some of the inputs, and the whole bias.  VOCAB_PARALLEL: each has some rows of an
-    embedding's table.  REPLICATED: each has everything, as of norms.
+    embedding's table.  REPLICATED: each has everything, for example of norms.
     """
 
     COLUMN_PARALLEL = "column_parallel"
@@ -41,7 +41,7 @@ class ShardStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardParameter:
-    """One tensor of a layer as gradient synchronization and optimizers take it."""
+    """One tensor of a layer, for gradient synchronization and optimizers."""
 
     name: str
     value: Array
@@ -51,18 +51,17 @@ class ShardParameter:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LayerShard:
-    """The part of one layer that this rank holds.
+    """This rank's part of one layer.
 
-    Values stay the same arrays for life, of floating dtype; each has a gradient of its shape and dtype, zero at first.
+    Values stay the same arrays for life, of floating dtype; each has a gradient of its shape and dtype, initially zero.
     ``down_projection_weight``, of shape (outputs, hidden), belongs to the second linear map of an MLP or of attention.
     Without ``strategy`` it follows from the type: embeddings are vocabulary-parallel, weights of fewer than two
     dimensions (norms) replicated, others column-parallel.
 
-    ``replication`` says what the copies on tensor-parallel ranks get as the gradients of a tensor that is replicated:
-    WHOLE normally, PARTIAL where each rank saw a part of the sequence.  ``is_tied`` marks a weight that the first and
-    the last stage share.
+    ``replication`` describes the gradients of a replicated tensor on tensor-parallel ranks: WHOLE normally, PARTIAL if
+    each rank saw a part of the sequence.  ``is_tied`` marks a weight that the first and the last stage share.
 
-    ``bias`` is this rank's part of what is added to the outputs, if anything is.
+    ``bias`` is this rank's part of the output bias, if any.
     """
 
     layer_id: int
@@ -91,7 +90,7 @@ class LayerShard:
 
     @property
     def effective_strategy(self) -> ShardStrategy:
-        """The strategy given, or else that of the layer's type."""
+        """The given strategy, or else that of the layer's type."""
         if self.strategy is not None:
             return self.strategy
         if self.layer_type is LayerType.EMBEDDING:
@@ -100,7 +99,7 @@ class LayerShard:
 
     @property
     def parameter_count(self) -> int:
-        """Number of values that this rank holds, gradients not counted."""
+        """Number of values on this rank, without gradients."""
         return sum(parameter.value.size for parameter in self.parameters())
 
     @property
@@ -109,7 +108,7 @@ class LayerShard:
         return sum(parameter.value.nbytes + parameter.grad.nbytes for parameter in self.parameters())
 
     def parameters(self) -> Iterator[ShardParameter]:
-        """Yield weight, bias and down projection, as far as there are any."""
+        """Yield weight, bias and down projection, if present."""
         yield self._parameter("weight", self.weight, self.grad_weight)
         if self.bias is not None and self.grad_bias is not None:
             yield self._parameter("bias", self.bias, self.grad_bias)

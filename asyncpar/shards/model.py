@@ -1,4 +1,4 @@
-"""All layers that one rank holds, by pipeline stage."""
+"""All layers on one rank, by pipeline stage."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from asyncpar.shards.plan import TensorParallelShardingPlan, create_tp_sharding_
 class ModelShards:
     """The layers of each pipeline stage, first stage first, in registration order.
 
-    Stages that this rank holds nothing of are empty: a rank of a pipeline normally fills in only its own, and figures
-    count what is there.  ``shards`` has every layer by ``stage_{stage}_layer_{layer_id}``, ``layer_mapping`` says in
-    which stage a layer is.
+    Stages without layers on this rank are empty: a rank of a pipeline normally fills in only its own, and figures count
+    only present layers.  ``shards`` has every layer by ``stage_{stage}_layer_{layer_id}``, ``layer_mapping`` the stage
+    of each layer.
     """
 
     def __init__(self, pipeline_stages: Sequence[Sequence[LayerShard]]) -> None:
@@ -40,12 +40,12 @@ class ModelShards:
 
     @property
     def parameters_per_stage(self) -> tuple[int, ...]:
-        """Number of values that this rank holds of each stage."""
+        """Number of values on this rank by stage."""
         return tuple(sum(layer.parameter_count for layer in layers) for layers in self.pipeline_stages)
 
     @property
     def total_parameters(self) -> int:
-        """Number of values that this rank holds."""
+        """Number of values on this rank."""
         return sum(self.parameters_per_stage)
 
     def get_layer_shard(self, layer_id: int) -> LayerShard:
@@ -55,7 +55,7 @@ class ModelShards:
         return self._layers[layer_id]
 
     def get_stage_layers(self, stage: int) -> tuple[LayerShard, ...]:
-        """Return the layers of one stage; none if this rank holds nothing of it."""
+        """Return the layers of one stage; none if this rank has none of it."""
         if not 0 <= stage < len(self.pipeline_stages):
             raise UsageError(f"stage: expected 0..{len(self.pipeline_stages) - 1}, got {stage}")
         return self.pipeline_stages[stage]
@@ -91,7 +91,7 @@ class ModelShards:
     ) -> None:
         """Replace ``grad_weight``, ``grad_bias`` and ``grad_down_projection``, where given, by copies.
 
-        All of them, or none when one does not fit.
+        Either all are replaced, or none if one does not fit.
         """
         layer = self.get_layer_shard(layer_id)
         own = {parameter.name: parameter.grad for parameter in layer.parameters()}
@@ -111,7 +111,7 @@ class ModelShards:
             parameter.grad.fill(0.0)
 
     def apply_weight_updates(self, learning_rate: float) -> None:
-        """Move every value against its gradient: plain gradient descent."""
+        """Update every value with its gradient: plain gradient descent."""
         if not (learning_rate >= 0.0 and math.isfinite(learning_rate)):
             raise UsageError(f"learning_rate: expected a finite number of 0 or more, got {learning_rate}")
         for parameter in self._every_parameter():
@@ -122,7 +122,7 @@ class ModelShards:
         return sum(layer.nbytes for layer in self._layers.values())
 
     def create_tp_sharding_plan(self, tp_size: int) -> TensorParallelShardingPlan:
-        """Plan how these layers, which are whole, are cut over ``tp_size`` ranks.  See ``plan.py``."""
+        """Plan how these whole layers are cut over ``tp_size`` ranks.  See ``plan.py``."""
         return create_tp_sharding_plan(self._layers.values(), tp_size)
 
     def _every_parameter(self) -> Iterator[ShardParameter]:

@@ -13,7 +13,7 @@ from asyncpar.shards.layer import Array, LayerShard, LayerType, ShardStrategy
 
 
 class CommunicationPattern(StrEnum):
-    """The exchange of tensor-parallel ranks in one pass through a layer that takes and gives whole activations."""
+    """The exchange of tensor-parallel ranks in one pass through a layer with whole input and output activations."""
 
     NONE = "none"
     ALL_REDUCE = "all_reduce"
@@ -25,7 +25,7 @@ class LayerTensorParallelPlan:
     """The partition of one layer.
 
     Rank ``r`` holds ``bounds[r]`` (start, stop) of the weight along ``split_dim``, and ``down_bounds[r]`` of the rows
-    of the down projection; ``split_dim`` is None, and there are no bounds, where everything is replicated.
+    of the down projection; ``split_dim`` is None, and there are no bounds, if everything is replicated.
     """
 
     layer_id: int
@@ -38,7 +38,7 @@ class LayerTensorParallelPlan:
     backward: CommunicationPattern
 
     def cut(self, layer: LayerShard, tp_rank: int) -> LayerShard:
-        """Return copies of what ``tp_rank`` holds of the whole ``layer``; gradients begin at zero."""
+        """Return copies of the part of ``tp_rank`` of the whole ``layer``; gradients start at zero."""
         weight, bias, down = layer.weight, layer.bias, layer.down_projection_weight
         if self.split_dim is not None:
             if not 0 <= tp_rank < len(self.bounds):
@@ -77,9 +77,9 @@ class TensorParallelShardingPlan:
 def create_tp_sharding_plan(layers: Iterable[LayerShard], tp_size: int) -> TensorParallelShardingPlan:
     """Plan how the whole ``layers`` are cut over ``tp_size`` ranks.
 
-    Parts differ by one at most, larger ones first.  Columns go with the rows of the down projection that take them: if
+    Parts differ by at most one, larger ones first.  Columns go with the rows of the down projection that take them: if
     there are k times as many columns, k neighbours go with each row; so attention weights must be laid out by heads.
-    Raises ``UsageError`` when a dimension is shorter than ``tp_size``.
+    Raises ``UsageError`` if a dimension is shorter than ``tp_size``.
     """
     if tp_size < 1:
         raise UsageError(f"tp_size: expected 1 or more, got {tp_size}")
@@ -88,7 +88,7 @@ def create_tp_sharding_plan(layers: Iterable[LayerShard], tp_size: int) -> Tenso
 
 
 def split_sizes(length: int, parts: int) -> list[int]:
-    """Return the lengths of ``parts`` parts, which differ by one at most, larger ones first: 101 by 4 is 26 25 25 25.
+    """Return the lengths of ``parts`` parts, which differ by at most one, larger ones first: 101 by 4 is 26 25 25 25.
 
     Raises ``UsageError`` for a negative length and for no parts.
     """
@@ -101,7 +101,7 @@ def split_sizes(length: int, parts: int) -> list[int]:
 
 
 def split_bounds(length: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """Return (start, stop) of each of ``parts`` parts: lengths differ by one at most, larger ones first."""
+    """Return (start, stop) of each of ``parts`` parts: lengths differ by at most one, larger ones first."""
     stops = list(accumulate(split_sizes(length, parts)))
     return tuple(zip([0, *stops[:-1]], stops, strict=True))
 
@@ -144,7 +144,7 @@ def _check_dimension(layer: LayerShard, tensor: Array, dim: int, tp_size: int) -
 def _patterns(
     strategy: ShardStrategy, *, has_down: bool, tp_size: int
 ) -> tuple[CommunicationPattern, CommunicationPattern]:
-    """Return what forward and backward passes exchange.
+    """Return the exchanges of forward and backward passes.
 
     Column and down projection are Megatron-LM's pair (Shoeybi et al. 2019): one all-reduce in each direction.
     """
