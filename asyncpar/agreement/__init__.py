@@ -1,1 +1,1 @@
-"""Agreement of ranks: comparison of settings and calls, votes, owed collectives, and the error where ranks differ."""
+"""Agreement of ranks: comparison of settings and calls, votes, owed collectives, and the error for differences."""

@@ -1,4 +1,4 @@
-"""Errors where ranks differ."""
+"""Errors for differences between ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from asyncpar.errors import UsageError
 
 
 class SettingsDiffer(UsageError):  # noqa: N818
-    """Ranks differ in their settings, parameters or schedules; the message names the ranks and what they have.
+    """Ranks differ in their settings, parameters or schedules; the message names the ranks and their values.
 
     Raised on all ranks of the group, before any other data is exchanged.
     """

@@ -1,4 +1,4 @@
-"""Compare what ranks are about to do: by hashes, and line by line where hashes differ."""
+"""Comparison of ranks' intentions: by hashes, and line by line where hashes differ."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DIGEST_BYTES: Final = 8
 _EPOCH_BYTES = 8
 
 Lines: TypeAlias = Mapping[str, Sequence[str]]
-"""Lines that describe what a rank will do, by the kind of group in which they must be equal."""
+"""Lines that describe a rank's intention, by the kind of group in which they must be equal."""
 
 Partitions: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
-"""The groups of each kind, which need not hold all ranks."""
+"""The groups of each kind, which need not contain all ranks."""
 
 ALL: Final = "all"
 """The kind of the one group of all ranks."""
@@ -31,7 +31,7 @@ ALL: Final = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """``rank`` has the line ``got`` where ``first``, the first rank of their group, has ``expected``."""
+    """``rank`` has the line ``got`` instead of ``expected``, that of ``first``, the first rank of their group."""
 
     first: int
     rank: int
@@ -49,8 +49,8 @@ class Comparison:
     """One comparison of ``lines`` in all groups of all ranks; without ``partitions`` all ranks are one group.
 
     Exchanges ``epoch``, if given, and a hash of eight bytes per kind of group under ``key``, and the lines themselves
-    only when hashes differ, under ``rare``, a key that is used in no other comparison.  ``digests`` are hashes of lines
-    that are known already, by kind.
+    only if hashes differ, under ``rare``, a key that no other comparison uses.  ``digests`` are already known hashes of
+    lines, by kind.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Comparison:
     async def run(self) -> int:
         """Return the latest epoch of all ranks, 0 without one.
 
-        Raises ``SettingsDiffer``, on every rank, where ranks of a group differ: it names the first two that do, and the
-        first line in which they do.
+        Raises ``SettingsDiffer``, on every rank, if ranks of a group differ, naming the first two that do and the first
+        line in which they do.
         """
         if self._communicator.size == 1:
             return self._epoch
@@ -99,7 +99,7 @@ class Comparison:
         return max(int.from_bytes(bytes(row), "little") for row in gathered[:, : self._head])
 
     def close(self) -> None:
-        """Abort, on all ranks, what this rank has not begun of the comparison.  Does not wait."""
+        """Abort, on all ranks, the parts of the comparison that this rank has not begun.  Does not wait."""
         if not self._is_over:
             self._exchange.close()
             self._everything.close()
@@ -118,17 +118,17 @@ class Comparison:
 
 
 async def compare(communicator: Communicator, lines: Sequence[str], *, key: str) -> None:
-    """Raise ``SettingsDiffer``, on every rank, unless all ranks pass equal ``lines``; it names the first difference."""
+    """Raise ``SettingsDiffer``, naming the first difference, on every rank unless all ranks pass equal ``lines``."""
     await Comparison(communicator, {ALL: lines}, key=key, rare=f"{key}/differences").run()
 
 
 def digest_of(lines: Sequence[str]) -> bytes:
-    """Return eight bytes that differ when ``lines`` do."""
+    """Return eight bytes that differ if ``lines`` do."""
     return hashlib.sha256("\n".join(lines).encode(errors="replace")).digest()[:DIGEST_BYTES]
 
 
 def find_difference(everything: Sequence[Lines], partitions: Partitions, names: Sequence[int]) -> Difference | None:
-    """Return the first difference between the lines of two ranks of one group, None if there is none.
+    """Return the first difference between the lines of two ranks of one group; None if there is none.
 
     ``names`` are the numbers of the ranks to use in the message.
     """
@@ -152,10 +152,10 @@ T = TypeVar("T")
 
 
 class OwedCollective(Generic[T]):
-    """One use of a key, which this rank takes exactly once: by ``run``, or by ``close`` if it fails before that.
+    """One use of a key, which this rank makes exactly once: by ``run``, or by ``close`` if it fails before that.
 
-    So all ranks have used a key equally often after a step that failed on some, and no rank waits for a collective
-    that this one does not run.  ``begin`` calls the collective.
+    So after a step that failed on some ranks all have used a key equally often, and no rank waits for a collective that
+    this one does not run.  ``begin`` calls the collective.
     """
 
     __slots__ = ("_begin", "has_begun")
@@ -165,14 +165,14 @@ class OwedCollective(Generic[T]):
         self.has_begun = False
 
     async def run(self) -> T:
-        """Begin the collective and return its result."""
+        """Start the collective and return its result."""
         self.has_begun = True
         return await self._begin()
 
     def close(self) -> None:
-        """Unless it has begun, abort the collective on all ranks.  Does not wait, and sends none of this rank's data.
+        """Abort the collective on all ranks, unless it has begun.  Does not wait, and sends none of this rank's data.
 
-        The other ranks raise ``PeerCancelled`` with the reason that ``cancel_reason`` has for this rank.
+        The other ranks raise ``PeerCancelled`` with this rank's reason from ``cancel_reason``.
         """
         if not self.has_begun:
             self.has_begun = True
@@ -181,7 +181,7 @@ class OwedCollective(Generic[T]):
 
 
 class Ballot:
-    """One vote on ``count`` questions; the answer to each is yes if any rank says yes.
+    """One vote on ``count`` questions; the answer to each is yes if any rank votes yes.
 
     Each rank calls ``cast`` or ``close``; the uses of ``key`` stay equal on all ranks either way.
     """
@@ -193,7 +193,7 @@ class Ballot:
         )
 
     async def cast(self, answers: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the answers of all ranks together.  Raises ``PeerCancelled`` when a rank closes its ballot."""
+        """Return the combined answers of all ranks.  Raises ``PeerCancelled`` if a rank closes its ballot."""
         assert answers.shape == self._votes.shape, "one answer for each question"
         self._votes[:] = answers
         await self._exchange.run()

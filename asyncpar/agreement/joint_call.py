@@ -1,10 +1,10 @@
-"""Calls on tensors that all ranks make together, with a check that they call the same on tensors that match.
+"""Calls on tensors that all ranks make together, with a check that the calls and tensors match.
 
 Theory of operation.  A call on tensors is two collectives, and both take their places in the order of operations when
-it is made: an exchange of what each rank is about to do, in rows of a fixed size, and the one that moves elements,
-which is awaited only if all rows agree.  A rank whose arguments are wrong takes both places, too: its row says why.  So
+it is made: an exchange of each rank's intention, in rows of a fixed size, and the one that moves elements, which is
+awaited only if all rows agree.  A rank whose arguments are wrong takes both places, too: its row gives the reason.  So
 every rank learns which ranks differ and how, no rank waits for one that has given up, and afterwards all ranks have
-used as many places, so the group stays usable.
+used equally many places, so the group stays usable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Extent: TypeAlias = tuple[int, int]
-"""Two numbers in which ranks may differ: mostly where a part begins and ends."""
+"""Two numbers in which ranks may differ, mostly the start and end of a part."""
 
 _HEADER: Final = struct.Struct("<?7x8sqq")
 _TEXT_BYTES: Final = 256
@@ -37,9 +37,9 @@ _ROW_BYTES: Final = _HEADER.size + _TEXT_BYTES
 class Joint(Generic[R, T]):
     """A call that all ranks make together.
 
-    ``line`` says what it is, equal on all ranks; ``extent`` is this rank's part.  ``begin`` begins the collective, and
-    must not raise for wrong arguments; ``check`` gets the parts of all ranks and raises ``UsageError`` unless they
-    match, which has to be the same on all; ``finish`` makes the result.
+    ``line`` describes it, equal on all ranks; ``extent`` is this rank's part.  ``begin`` starts the collective, and
+    must not raise for wrong arguments; ``check`` receives the parts of all ranks and raises ``UsageError`` unless they
+    match, with the same outcome on all; ``finish`` makes the result.
     """
 
     line: str
@@ -50,10 +50,10 @@ class Joint(Generic[R, T]):
 
 
 def join(communicator: Communicator, name: str, make: Callable[[], Joint[R, T]]) -> Coroutine[Any, Any, T]:
-    """Begin the call ``name`` that ``make`` describes; it runs when what this returns is awaited.
+    """Start the call ``name`` that ``make`` describes; it runs when the returned coroutine is awaited.
 
-    Raises, on every rank: ``OperationMismatch`` that names two ranks and what they call, and when ``make`` raises
-    ``UsageError`` on some, that error there and ``PeerCancelled`` with its text on the others.
+    Raises, on every rank: ``OperationMismatch`` naming two ranks and their calls, and if ``make`` raises ``UsageError``
+    on some, that error there and ``PeerCancelled`` with its text on the others.
     """
     try:
         joint = make()
@@ -85,7 +85,7 @@ def join(communicator: Communicator, name: str, make: Callable[[], Joint[R, T]])
 
 
 def then(call: Coroutine[Any, Any, R], finish: Callable[[R], T]) -> Coroutine[Any, Any, T]:
-    """Return ``call``, which has its place in the order of operations, with ``finish`` applied to what it returns."""
+    """Return ``call``, which has its place in the order of operations, with ``finish`` applied to its result."""
 
     async def body() -> T:
         return finish(await call)
@@ -94,7 +94,7 @@ def then(call: Coroutine[Any, Any, R], finish: Callable[[R], T]) -> Coroutine[An
 
 
 def _refuse(communicator: Communicator, name: str, error: UsageError) -> Coroutine[Any, Any, Any]:
-    """Return a call that tells the others of ``error``, and raises it."""
+    """Return a call that notifies the others of ``error``, and raises it."""
     exchange = communicator.all_gather(_row(f"{type(error).__name__}: {error}", is_error=True))
     placeholder = communicator.barrier()
 
@@ -116,7 +116,7 @@ def _refuse(communicator: Communicator, name: str, error: UsageError) -> Corouti
 
 def _named(body: Coroutine[Any, Any, T], name: str, give_up: Callable[[], None]) -> Coroutine[Any, Any, T]:
     shown: Any = body
-    shown.__qualname__ = name  # what Python names if it is never awaited
+    shown.__qualname__ = name  # the name that Python reports if it is never awaited
     return WatchedCall(body, give_up)
 
 

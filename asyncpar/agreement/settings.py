@@ -1,4 +1,4 @@
-"""Were all ranks started with the same settings?"""
+"""Comparison of the settings with which ranks were started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncpar.errors import UsageError
 _MOST_SHOWN = 5
 
 Lines: TypeAlias = dict[str, str]
-"""Settings of one rank: what each is, as text."""
+"""Settings of one rank as text, by name."""
 
 
 async def compare_settings(
@@ -22,8 +22,8 @@ async def compare_settings(
 ) -> None:
     """Raise ``SettingsDiffer``, on every rank, unless ``settings`` are the same on all.
 
-    The message says which settings differ, and which ranks have which value.  Values are plain data, dataclasses of
-    it (compared field by field), enums, and tuples, lists and dicts of these.
+    The message lists the settings that differ, and the value of each rank.  Values are plain data, dataclasses of it
+    (compared field by field), enums, and tuples, lists and dicts of these.
     """
     lines = dict(_flatten(settings))
     everyone: list[Lines] = await communicator.all_gather_object(lines, key=key, wanted=Lines)
@@ -33,7 +33,7 @@ async def compare_settings(
 
 
 def find_differences(everyone: Sequence[Lines], ranks: Sequence[int]) -> str | None:
-    """Return in words what differs between the settings of ``ranks``, None if nothing does."""
+    """Describe the differences between the settings of ``ranks``; None if there are none."""
     names = dict.fromkeys(name for lines in everyone for name in lines)
     differing = []
     for name in names:
