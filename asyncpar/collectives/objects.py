@@ -151,8 +151,7 @@ def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int, 
 
 
 def _checked(lengths: Array) -> list[int]:
-    """Return the announced lengths.  Raises ``ProtocolError`` for invalid ones, and for more than ``MAX_BYTES`` in
-    all."""
+    """Return the announced lengths.  Raises ``ProtocolError`` for invalid ones, and for too many bytes in all."""
     numbers = check_lengths(lengths)
     if sum(numbers) > MAX_BYTES:
         raise ProtocolError(f"objects: at most {MAX_BYTES} bytes are received in one operation, got {sum(numbers)}")
