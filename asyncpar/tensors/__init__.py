@@ -1,9 +1,10 @@
 """Tensors in parts over ranks, and devices in meshes.
 
-Start with ``context``: a rank's view of a model that is spread over devices as ``config`` says.  ``distributed`` is a
-tensor in parts, ``partition`` which part it is, ``communicator`` collectives along any dimension, ``mesh`` devices
-along named axes and the communicators along them, ``process_groups`` the groups of 3D parallelism.  ``agreement`` is
-how wrong arguments on one rank become errors on all, ``settings`` how different configurations do.
+Start with ``context``: a rank's view of a model that is distributed over devices according to ``config``.
+``distributed`` is a tensor in parts, ``partition`` describes a part, ``communicator`` has collectives along any
+dimension, ``mesh`` devices along named axes and the communicators along them, ``process_groups`` the groups of 3D
+parallelism.  ``agreement`` turns wrong arguments on one rank into errors on all, ``settings`` does so for different
+configurations.
 """
 
 from asyncpar.agreement.errors import SettingsDiffer

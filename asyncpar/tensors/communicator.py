@@ -23,17 +23,17 @@ from asyncpar.tensors.partition import check_shape, check_split_dim, rows_along,
 class TensorCommunicator:
     """Operations on tensors over the ranks of ``communicator``, which has all the others.
 
-    All ranks call the same operations in the same order; each takes its place when it is called, and runs when what
-    the call returned is awaited.  Before anything moves, ranks compare what they call: unless it fits together, every
-    rank raises.  Who passes wrong arguments gets ``UsageError`` and the others ``PeerCancelled`` with its text; where
-    ranks call different things it is an ``OperationMismatch`` that says who and what.  The group stays usable.  That
-    costs an exchange of less than 300 bytes per rank and call: layers that must be quick call ``communicator``.
+    All ranks call the same operations in the same order; each takes its place when it is called, and runs when the
+    returned coroutine is awaited.  Before anything is sent, ranks compare their calls: unless they match, every rank
+    raises.  A rank with wrong arguments gets ``UsageError`` and the others ``PeerCancelled`` with its text; different
+    calls raise ``OperationMismatch`` naming the ranks and calls.  The group stays usable.  This costs an exchange of
+    less than 300 bytes per rank and call: layers that must be fast use ``communicator``.
 
-    Tensors have any layout and any dtype that collectives carry, bfloat16 among them; results are C-contiguous.
+    Tensors may have any layout and any dtype that collectives support, including bfloat16; results are C-contiguous.
     """
 
     def __init__(self, communicator: Communicator, *, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        """``close`` is what ``close`` awaits."""
+        """``close`` is awaited by the method ``close``."""
         self.communicator = communicator
         self._close = close
 
@@ -46,7 +46,7 @@ class TensorCommunicator:
         await self.close()
 
     async def close(self) -> None:
-        """Leave the world, if ``create_communicator`` has opened it for this.  Idempotent."""
+        """Leave the world, if ``create_communicator`` has opened it.  Idempotent."""
         close, self._close = self._close, None
         if close is not None:
             await close()
@@ -66,7 +66,7 @@ class TensorCommunicator:
     # -- all ranks ---------------------------------------------------------------------------------------------------
 
     def all_gather(self, t: Array, dim: int = 0) -> Coroutine[Any, Any, Array]:
-        """Return the tensors of all ranks one after another along ``dim``, in which they may differ or be empty."""
+        """Return the tensors of all ranks concatenated along ``dim``, in which they may differ or be empty."""
 
         def make() -> Joint[Array, Array]:
             array = check_array(t, "t")
@@ -83,7 +83,7 @@ class TensorCommunicator:
     def reduce_scatter(self, t: Array, dim: int = 0, op: ReduceOp = "sum") -> Coroutine[Any, Any, Array]:
         """Combine the tensors of all ranks by ``op`` and return this rank's part of the result along ``dim``.
 
-        Parts are those of ``TensorPartition.of``: all of the result is in exactly one of them.
+        Parts are those of ``TensorPartition.of``: each element of the result is in exactly one of them.
         """
 
         def make() -> Joint[Array, Array]:
@@ -100,7 +100,7 @@ class TensorCommunicator:
         return join(self.communicator, "reduce_scatter", make)
 
     def all_reduce(self, t: Array, op: ReduceOp = "sum") -> Coroutine[Any, Any, Array]:
-        """Combine the tensors of all ranks by ``op``, in place, and return ``t``.  Undefined content after an error."""
+        """Combine the tensors of all ranks by ``op``, in place, and return ``t``, which is undefined after an error."""
 
         def make() -> Joint[Array, Array]:
             array = check_writable(check_array(t, "t"), "t")
@@ -114,7 +114,7 @@ class TensorCommunicator:
         return join(self.communicator, "all_reduce", make)
 
     def broadcast(self, t: Array, root: int = 0) -> Coroutine[Any, Any, Array]:
-        """Overwrite ``t`` with that of ``root``, and return it.  Undefined content after an error."""
+        """Overwrite ``t`` with that of ``root``, and return it; it is undefined after an error."""
 
         def make() -> Joint[Array, Array]:
             source = check_rank(root, self.size)
@@ -140,7 +140,7 @@ class TensorCommunicator:
     ) -> Coroutine[Any, Any, Array]:
         """Return the next tensor that rank ``src`` sends with ``tag``.
 
-        One of another shape or dtype than said here is an ``OperationMismatch`` on both ranks.
+        If its shape or dtype is not the given one, both ranks raise ``OperationMismatch``.
         """
         if src is None:
             raise UsageError(f"src: expected a rank 0..{self.size - 1} of the group, got None")
@@ -163,9 +163,9 @@ async def create_communicator(
 ) -> TensorCommunicator:
     """Open ``backend`` and return the communicator over all ranks of its world; close it at the end.
 
-    ``runtime`` knows backends of other names, and closing the communicator finalizes it; by default there is a new one.
-    Raises ``BackendNotRegistered`` for an unknown name, ``BackendUnavailable`` that says which extra to
-    install where a library is missing, and what the backend raises.
+    ``runtime`` may have backends of other names, and closing the communicator finalizes it; by default it is a new one.
+    Raises ``BackendNotRegistered`` for an unknown name, ``BackendUnavailable`` naming the extra to install if a library
+    is missing, and the errors of the backend.
 
     ``config`` has the settings of the backend.
     """
@@ -175,7 +175,7 @@ async def create_communicator(
 
 
 def plain_communicator(communicator: AnyCommunicator) -> Communicator:
-    """Return the communicator that is inside, if one is."""
+    """Return the inner communicator, if there is one."""
     return communicator.communicator if isinstance(communicator, TensorCommunicator) else communicator
 
 

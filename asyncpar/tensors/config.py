@@ -17,10 +17,10 @@ class ModelParallelConfig:
     """Settings that place one copy of a model on ``num_devices``; rank ``r`` has device ``device_ids[r]``.
 
     ``pipeline_depth`` is the number of pipeline stages.  With PIPELINE it is a multiple of the number of devices (each
-    then holds several), by default equal to it; with HYBRID a divisor of it, by default the least one from its square
-    root on; TENSOR has no stages.  ``tensor_split_dim`` is the dimension along which tensors are split where a call
-    names none (default 0).  ``gradient_checkpointing`` recomputes activations, see ``parallelism``.  ``comm_backend``
-    is what the ranks communicate through: one of ``CommunicationBackend``, or the registered name of another.
+    then holds several), by default equal to it; with HYBRID a divisor of it, by default the least one not below its
+    square root; TENSOR has no stages.  ``tensor_split_dim`` is the dimension along which tensors are split by default
+    (0).  ``gradient_checkpointing`` recomputes activations, see ``parallelism``.  ``comm_backend`` is the backend of
+    the ranks: one of ``CommunicationBackend``, or the registered name of another.
 
     ``strategy`` cuts the model along its layers, inside its layers, or both.
     """
@@ -73,7 +73,7 @@ class ModelParallelConfig:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages in all."""
+        """The total number of pipeline stages."""
         if self.pipeline_depth is not None:
             return self.pipeline_depth
         match self.strategy:
@@ -86,7 +86,7 @@ class ModelParallelConfig:
 
     @property
     def split_dim(self) -> int:
-        """The dimension along which tensors are split where a call names none."""
+        """The dimension along which tensors are split by default."""
         return 0 if self.tensor_split_dim is None else self.tensor_split_dim
 
     def mesh(self) -> DeviceMesh:
@@ -94,7 +94,7 @@ class ModelParallelConfig:
         return DeviceMesh.of(self.device_ids, self.strategy, stages=self.stages)
 
     def parallelism(self, **settings: Any) -> ThreeDParallelismConfig:
-        """Return the configuration of one replica of a model that is trained so; ``settings`` are its other fields.
+        """Return the configuration of one replica of a model in training; ``settings`` are its other fields.
 
         Stages beyond the number of devices along ``pp`` become chunks of each device.
         """

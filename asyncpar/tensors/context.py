@@ -1,4 +1,4 @@
-"""A rank's view of a model that is spread over devices."""
+"""A rank's view of a model that is distributed over devices."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from asyncpar.tensors.process_groups import MeshCommunicators
 
 
 class ModelParallelContext:
-    """Tensors over the ranks of one model-parallel world.  Made by ``create`` or ``open``, on all ranks alike.
+    """Tensors over the ranks of one model-parallel world.  Created by ``create`` or ``open``, on all ranks alike.
 
-    ``rank`` and ``world_size`` are those of the communicator.  Where a call names no ``split_dim``, it is
-    ``config.tensor_split_dim``.  What is said of ``TensorCommunicator`` holds for the operations here.
+    ``rank`` and ``world_size`` are those of the communicator.  ``split_dim`` defaults to ``config.tensor_split_dim``.
+    The guarantees of ``TensorCommunicator`` hold for the operations here.
     """
 
     def __init__(self, config: ModelParallelConfig, communicator: TensorCommunicator, along: MeshCommunicators) -> None:
@@ -40,10 +40,10 @@ class ModelParallelContext:
     async def create(
         cls, config: ModelParallelConfig, communicator: Communicator | TensorCommunicator
     ) -> ModelParallelContext:
-        """Return the context over the ranks of ``communicator``, as many as ``config`` has devices.
+        """Return the context over the ranks of ``communicator``, as many as the devices of ``config``.
 
-        Raises on every rank: ``SettingsDiffer`` where configurations differ, which says who has what, and
-        ``UsageError`` for another number of ranks than devices.
+        Raises on every rank: ``SettingsDiffer`` if configurations differ, listing those of the ranks, and
+        ``UsageError`` if the number of ranks is not that of devices.
         """
         tensors = communicator if isinstance(communicator, TensorCommunicator) else TensorCommunicator(communicator)
         await compare_settings(tensors.communicator, {"config": config}, key="model parallel context")
@@ -64,7 +64,7 @@ class ModelParallelContext:
         *,
         runtime: CommunicationRuntime | None = None,
     ) -> AsyncIterator[ModelParallelContext]:
-        """Open ``config.comm_backend`` with ``settings``, see ``create_communicator``, and close it in the end.
+        """Open ``config.comm_backend`` with ``settings``, see ``create_communicator``, and close it at the end.
 
         ``runtime`` is that of ``create_communicator``.
         """
@@ -87,7 +87,7 @@ class ModelParallelContext:
 
     @property
     def is_master(self) -> bool:
-        """Is this rank 0?"""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class ModelParallelContext:
     # -- tensors -----------------------------------------------------------------------------------------------------
 
     def partition_tensor(self, tensor: Array, split_dim: int | None = None) -> DistributedTensor:
-        """Return a copy of this rank's part of ``tensor``, cut along ``split_dim``; all have it, so nothing is sent."""
+        """Return a copy of this rank's part of ``tensor``, cut along ``split_dim``.  All have it: nothing is sent."""
         return DistributedTensor.from_global(
             tensor, self._dim(split_dim), self.world_size, self.rank, device_id=self.device_id
         )

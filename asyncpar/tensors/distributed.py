@@ -29,11 +29,11 @@ from asyncpar.tensors.partition import (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DistributedTensor:
-    """This rank's part, ``local_shard``, of a tensor of ``global_shape``; ``device_id`` is where it is.
+    """This rank's part, ``local_shard``, of a tensor of ``global_shape``, on ``device_id``.
 
-    ``partition`` says which part it is; its ``partition_rank`` is this rank's place in the communicator, or 0 where
-    every rank has the whole (one partition).  Parts may be any ranges that join up in the order of ranks, also empty
-    ones; those made here are ceil chunks.
+    ``partition`` describes the part; its ``partition_rank`` is this rank's place in the communicator, or 0 if every
+    rank has the whole (one partition).  Parts may be any adjacent ranges in the order of ranks, including empty ones;
+    those made here are ceil chunks.
     """
 
     local_shard: Array
@@ -74,7 +74,7 @@ class DistributedTensor:
 
     @property
     def slice(self) -> TensorSlice:
-        """Which part of the whole tensor this is, as checkpoints write it down."""
+        """The slice of the whole tensor, as recorded in checkpoints."""
         return self.partition.slice_of(self.global_shape)
 
     @property
@@ -88,12 +88,12 @@ class DistributedTensor:
 
     @property
     def is_replicated(self) -> bool:
-        """Does every rank have the whole?"""
+        """Whether every rank has the whole tensor."""
         return self.partition.is_whole
 
     @property
     def requires_communication(self) -> bool:
-        """Do other ranks hold parts that a result over the whole tensor needs?"""
+        """Whether other ranks hold parts that a result over the whole tensor requires."""
         return not self.is_replicated
 
     def __repr__(self) -> str:
@@ -111,14 +111,14 @@ class DistributedTensor:
         return gather(self, communicator)
 
     def replicate(self, communicator: AnyCommunicator) -> Coroutine[Any, Any, DistributedTensor]:
-        """Return the tensor with all of it on every rank."""
+        """Return the replicated tensor, whole on every rank."""
         partition = TensorPartition.of(self.global_shape, self.partition.split_dim, 1, 0)
         return then(self.gather(communicator), lambda whole: self._moved(whole, partition))
 
     def redistribute(self, split_dim: int, communicator: AnyCommunicator) -> Coroutine[Any, Any, DistributedTensor]:
         """Return the tensor split along ``split_dim`` into ceil chunks.
 
-        Every rank sends every other what that will have of its part, and nothing else.
+        Every rank sends every other only the elements of its part that the other will have.
         """
 
         plain = plain_communicator(communicator)
@@ -127,7 +127,7 @@ class DistributedTensor:
     # -- elementwise -------------------------------------------------------------------------------------------------
 
     def map(self, function: Callable[..., Any], *others: DistributedTensor | complex) -> DistributedTensor:
-        """Return ``function`` of this tensor and ``others``, applied to the parts; it must keep their shape.
+        """Return the result of ``function`` on the parts of this tensor and ``others``; it must keep their shape.
 
         Tensors among ``others`` must be split in the same way.  Nothing is sent.
         """
@@ -204,7 +204,7 @@ class DistributedTensor:
         return f"{operation} {self.dtype.name}[{', '.join(map(str, self.global_shape))}] {how}"
 
     def _joint(self, operation: str, communicator: Communicator, make: Callable[[], Any]) -> Joint[None, Any]:
-        """Return a call in which nothing but the comparison is sent."""
+        """Return a call in which only the comparison is sent."""
         return Joint(line=self._line(operation), begin=communicator.barrier, finish=lambda _, __: make())
 
     def _check_place(self, communicator: Communicator) -> None:
@@ -222,7 +222,7 @@ class DistributedTensor:
             )
 
     def _check_cover(self, extents: Sequence[Extent], communicator: Communicator) -> None:
-        """Raise unless the parts of all ranks join up, each element in one of them."""
+        """Raise unless the parts of all ranks are adjacent and cover each element once."""
         length, reached = self.global_shape[self.partition.split_dim], 0
         ranks = communicator.ranks
         for rank, (start, end) in zip(ranks, extents, strict=True):
@@ -239,19 +239,19 @@ class DistributedTensor:
             )
 
     def _elements(self, dim: int, length: int) -> int:
-        """Return the elements of this rank's part that are at ``length`` places along ``dim``."""
+        """Return the elements of this rank's part at ``length`` places along ``dim``."""
         rest = [size for axis, size in enumerate(self.local_shard.shape) if axis != dim]
         return int(np.prod(rest, dtype=np.int64)) * length
 
     def _pieces(self, dim: int, bounds: Sequence[Extent]) -> list[Extent]:
-        """Return where along ``dim`` of this rank's part the parts of all ranks are, which is what they will have."""
+        """Return the ranges along ``dim`` of this rank's part that belong to the future parts of all ranks."""
         start, end = self._extent
         if dim != self.partition.split_dim:
             return list(bounds)
         return [(_within(low, start, end) - start, _within(high, start, end) - start) for low, high in bounds]
 
     def _assembled(self, elements: Array, target: TensorPartition, extents: Sequence[Extent]) -> Array:
-        """Return this rank's new part of what came from all ranks."""
+        """Return this rank's new part, assembled from the elements of all ranks."""
         source, shapes = self.partition.split_dim, []
         for start, end in extents:
             shape = list(self.global_shape)
@@ -267,7 +267,7 @@ class DistributedTensor:
 
 
 def gather(tensor: DistributedTensor, communicator: AnyCommunicator) -> Coroutine[Any, Any, Array]:
-    """See ``DistributedTensor.gather``; what is no such tensor is an error that the other ranks hear of, too."""
+    """See ``DistributedTensor.gather``; for anything but such a tensor the other ranks also get the error."""
 
     def make() -> Joint[Any, Array]:
         if not isinstance(tensor, DistributedTensor):

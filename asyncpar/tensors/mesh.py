@@ -1,8 +1,7 @@
-"""Devices along named axes: which is where, and which are in a group together.  Pure arithmetic.
+"""Devices along named axes: their places, and the groups that they form.  Pure arithmetic.
 
-``meshes.shape`` has the arithmetic of full meshes, and this builds on it: what is added are places without a device,
-which a grid of two or three dimensions over any number of devices has at its end, devices that are not ranks, and the
-groups of all axes at once.
+``meshes.shape`` has the arithmetic of full meshes; this adds places without a device, which a grid of two or three
+dimensions over any number of devices has at its end, devices that are not ranks, and the groups of all axes at once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PIPELINE_AXIS, TENSOR_AXIS = "pp", "tp"
 """The axes of meshes that strategies make."""
 
 TENSOR_AXES = ("tp_row", "tp_column")
-"""Those of TENSOR, where all devices hold parts of each tensor."""
+"""The axes of TENSOR, where all devices hold parts of each tensor."""
 
 
 class ModelParallelStrategy(StrEnum):
@@ -38,8 +37,8 @@ class ModelParallelStrategy(StrEnum):
 class DeviceMesh:
     """Devices along named axes, row-major: the last axis runs fastest.
 
-    ``devices`` says which device is at each place, in any order; by default they are numbered in mesh order.  Where
-    there are fewer devices than places, the last places are empty.  Immutable; equal if all places are.
+    ``devices`` has the device at each place, in any order; by default they are numbered in mesh order.  If there are
+    fewer devices than places, the last places are empty.  Immutable; equal if all places are.
 
     With a ``ModelParallelStrategy`` in place of ``axes``, ``DeviceMesh(ids, strategy)`` is the mesh of these devices
     that ``ModelParallelConfig.mesh`` makes for it.
@@ -75,13 +74,13 @@ class DeviceMesh:
 
     @classmethod
     def linear(cls, devices: int | Iterable[int], axis: str = "device") -> DeviceMesh:
-        """Return devices in a row, called ``axis``.  ``devices`` are given, or are as many as a number says."""
+        """Return devices in a row along ``axis``.  ``devices`` are given, or their number."""
         chosen = _chosen(devices)
         return cls((len(chosen),), (axis,), chosen)
 
     @classmethod
     def two_dimensional(cls, devices: int | Iterable[int], axes: Sequence[str] = ("row", "column")) -> DeviceMesh:
-        """Return devices in ``ceil(sqrt(n))`` rows and as few columns as will do; the last places may be empty.
+        """Return devices in ``ceil(sqrt(n))`` rows and the fewest possible columns; the last places may be empty.
 
         ``axes`` are the names of both.
         """
@@ -93,7 +92,7 @@ class DeviceMesh:
     def three_dimensional(
         cls, devices: int | Iterable[int], axes: Sequence[str] = ("plane", "row", "column")
     ) -> DeviceMesh:
-        """Return devices in ``ceil(cbrt(n))`` planes, each as ``two_dimensional``; the last places may be empty.
+        """Return devices in ``ceil(cbrt(n))`` planes, each like ``two_dimensional``; the last places may be empty.
 
         ``axes`` are the names of all three.
         """
@@ -117,9 +116,11 @@ class DeviceMesh:
     def of(
         cls, devices: int | Iterable[int], strategy: ModelParallelStrategy, *, stages: int | None = None
     ) -> DeviceMesh:
-        """Return the mesh of a strategy: PIPELINE is a row along ``pp`` (stages); HYBRID has ``pp`` and ``tp`` (parts
-        of each tensor); TENSOR ``ceil(sqrt(n))`` rows along ``tp_row`` and ``tp_column``, whose last places may be
-        empty.  ``stages`` is the size of ``pp`` in HYBRID, by default the least divisor from the square root on.
+        """Return the mesh of a strategy.
+
+        PIPELINE is a row along ``pp`` (stages); HYBRID has ``pp`` and ``tp`` (parts of each tensor); TENSOR has
+        ``ceil(sqrt(n))`` rows along ``tp_row`` and ``tp_column``, whose last places may be empty.  ``stages`` is the
+        size of ``pp`` in HYBRID, by default the least divisor not below the square root.
         """
         chosen = _chosen(devices)
         match strategy:
@@ -171,9 +172,9 @@ class DeviceMesh:
     # -- places ------------------------------------------------------------------------------------------------------
 
     def device_at(self, coordinates: Sequence[int] | Mapping[str, int]) -> int | None:
-        """Return the device at a place, given in the order of the axes or by their names.
+        """Return the device at a place, given in the order of the axes or by their names; None if the place is empty.
 
-        None where there is none: each coordinate must be within its own axis, and negative ones are not.
+        Each coordinate must be within its axis; negative ones are not.
         """
         place = self._place(coordinates)
         if any(not 0 <= at < self.sizes[axis] for axis, at in place.items()):
@@ -182,11 +183,11 @@ class DeviceMesh:
         return device if device >= 0 else None
 
     def coordinates_of(self, device: int) -> tuple[int, ...]:
-        """Return where ``device`` is, in the order of the axes.  Raises ``UsageError`` for one that is not here."""
+        """Return the place of ``device``, in the order of the axes.  Raises ``UsageError`` if it is not in the mesh."""
         return tuple(self._coordinates(device).values())
 
     def group(self, axis: str, device: int) -> tuple[int, ...]:
-        """Return the devices that differ from ``device`` along ``axis`` only, itself included, in that order."""
+        """Return the devices that differ from ``device`` only along ``axis``, including itself, in that order."""
         self._coordinates(device)
         return tuple(other for other in self._places.group(axis, device) if other >= 0)
 
@@ -197,14 +198,14 @@ class DeviceMesh:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def slice(self, **chosen: int | slice) -> DeviceMesh:
-        """Return the part at the chosen places: an axis given one place goes, one given a range of places stays.
+        """Return the part at the chosen places: an axis with a single place is removed, one with a range stays.
 
-        What goes everywhere leaves one device along an axis ``device``.  Raises ``UsageError`` for places outside.
+        If all axes are removed, one device along an axis ``device`` is left.  Raises ``UsageError`` for places outside.
         """
         return _part(self._places.slice(chosen))
 
     def submesh(self, *axes: str, through: int) -> DeviceMesh:
-        """Return the devices that differ from device ``through`` along ``axes`` only."""
+        """Return the devices that differ from device ``through`` only along ``axes``."""
         place = self._coordinates(through)
         for axis in axes:
             if axis not in self.axes:
@@ -218,9 +219,10 @@ class DeviceMesh:
     ) -> MeshCommunicators | None:
         """Return the communicators along each axis through this rank's device; None if it has none in the mesh.
 
-        All ranks of ``world`` call it with the same mesh: otherwise it is ``SettingsDiffer`` on all, which says who has
-        which.  ``devices[r]`` is the device of rank ``r`` of ``world``, by default ``r`` itself.  Groups are made once:
-        who asks again gets the same communicators.  Raises ``UsageError`` if a device of the mesh is that of no rank.
+        All ranks of ``world`` call it with the same mesh: otherwise it raises ``SettingsDiffer`` on all, listing the
+        meshes.  ``devices[r]`` is the device of rank ``r`` of ``world``, by default ``r`` itself.  Groups are created
+        once: later calls return the same communicators.  Raises ``UsageError`` if a device of the mesh belongs to no
+        rank.
         """
         return await make_groups(self._places, world, devices)
 
@@ -244,7 +246,7 @@ class DeviceMesh:
 
 
 def hybrid_stages(devices: int) -> int:
-    """Return the least divisor of the number of devices from its square root on."""
+    """Return the least divisor of the number of devices not below its square root."""
     least = _root_up(devices, 2)
     return next(stages for stages in range(least, devices + 1) if devices % stages == 0)
 
@@ -273,7 +275,7 @@ def _root_up(number: int, degree: int) -> int:
 
 
 def _part(places: MeshShape) -> DeviceMesh:
-    """Return the mesh of ``places``, in which empty ones may be anywhere."""
+    """Return the mesh of ``places``, which may contain empty ones anywhere."""
     if all(device < 0 for device in places.ranks):
         raise UsageError(f"places: expected some with a device, but none of the {places} has one")
     empty = itertools.count(-1, -1)

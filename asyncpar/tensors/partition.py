@@ -1,10 +1,10 @@
-"""The part of a tensor that each rank holds, in ceil chunks.  Pure.
+"""The part of a tensor on each rank, in ceil chunks.  Pure.
 
-There are two ways to part a dimension, and both are needed.  ``shards.plan.split_bounds`` gives parts that differ by
-one at most, larger ones first.  No rank is without work, so layers are cut like this.
-Here a part has ``ceil(length / parts)`` places and only the last ones are shorter, or empty: where an element is
-follows from its index by one division, every rank can keep a buffer of the same size, and it is what
-``Communicator.reduce_scatter`` hands out; so it is how whole tensors are scattered and gathered.
+There are two ways to divide a dimension, and both are needed.  ``shards.plan.split_bounds`` gives parts that differ by
+at most one, larger ones first.  No rank is without work, so layers are cut like this.  Here a part has
+``ceil(length / parts)`` places and only the last ones are shorter, or empty: the place of an element follows from its
+index by one division, every rank can keep a buffer of the same size, and these are the parts of
+``Communicator.reduce_scatter``; so whole tensors are scattered and gathered like this.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from asyncpar.errors import UsageError
 
 
 def rows_along(tensor: Array, dim: int) -> Array:
-    """Return the tensor with dimension ``dim`` first, C-contiguous: itself where it is so already."""
+    """Return the tensor with dimension ``dim`` first, C-contiguous: itself if it already is."""
     return np.ascontiguousarray(np.moveaxis(tensor, dim, 0))
 
 
 def tensor_of_rows(rows: Array, dim: int) -> Array:
-    """Undo ``rows_along``: return what its result was made of, C-contiguous."""
+    """Undo ``rows_along``: return its original tensor, C-contiguous."""
     return np.ascontiguousarray(np.moveaxis(rows, 0, dim))
 
 
@@ -39,7 +39,7 @@ def pack_pieces(tensor: Array, dim: int, bounds: Sequence[tuple[int, int]]) -> A
 
 
 def join_pieces(elements: Array, dim: int, shapes: Sequence[tuple[int, ...]]) -> Array:
-    """Return tensors of ``shapes``, whose elements come one after another, joined along ``dim``; C-contiguous."""
+    """Return tensors of ``shapes``, given by their concatenated elements, joined along ``dim``; C-contiguous."""
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
     ends = list(accumulate(sizes))
     pieces = [elements[end - size : end].reshape(shape) for size, end, shape in zip(sizes, ends, shapes, strict=True)]
@@ -76,7 +76,7 @@ class TensorPartition:
 
     @classmethod
     def of(cls, shape: Sequence[int], split_dim: int, num_partitions: int, partition_rank: int) -> TensorPartition:
-        """Return part ``partition_rank`` of a tensor of ``shape`` that is parted along ``split_dim``."""
+        """Return part ``partition_rank`` of a tensor of ``shape`` divided along ``split_dim``."""
         dim = check_split_dim(split_dim, len(shape))
         if check_number(num_partitions, "num_partitions") < 1:
             raise UsageError(f"num_partitions: expected at least 1, got {num_partitions}")
@@ -93,7 +93,7 @@ class TensorPartition:
 
     @property
     def length(self) -> int:
-        """Places along the split dimension."""
+        """Number of places along the split dimension."""
         return self.end_idx - self.start_idx
 
     @property
@@ -102,7 +102,7 @@ class TensorPartition:
 
     @property
     def is_whole(self) -> bool:
-        """Is the tensor not split at all?"""
+        """Whether the tensor is not split at all."""
         return self.num_partitions == 1
 
     def slice_of(self, shape: tuple[int, ...]) -> TensorSlice:
@@ -121,14 +121,14 @@ class TensorPartition:
 
 
 def check_number(value: object, name: str) -> int:
-    """Return ``value`` if it is an integer; numpy's are good, too."""
+    """Return ``value`` if it is an integer, including numpy's."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise UsageError(f"{name}: expected an integer, got {value!r}")
     return operator.index(value)
 
 
 def check_split_dim(split_dim: object, ndim: int) -> int:
-    """Return ``split_dim`` if a tensor of ``ndim`` dimensions has it.  Dimensions are not counted from the end."""
+    """Return ``split_dim`` if a tensor of ``ndim`` dimensions has it.  Negative ones are not accepted."""
     dim = check_number(split_dim, "split_dim")
     if not 0 <= dim < ndim:
         raise UsageError(f"Split dimension {dim} out of bounds for tensor with {ndim} dimension{'s' * (ndim != 1)}")
@@ -136,7 +136,7 @@ def check_split_dim(split_dim: object, ndim: int) -> int:
 
 
 def check_shape(shape: object, name: str) -> tuple[int, ...]:
-    """Return ``shape`` as a tuple if it is one of an array."""
+    """Return ``shape`` as a tuple if it is the shape of an array."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
         raise UsageError(f"{name}: expected a sequence of lengths, got {shape!r}")
     lengths = tuple(check_number(length, name) for length in shape)

@@ -1,4 +1,4 @@
-"""The groups of ranks that tensor, pipeline and data parallelism communicate in."""
+"""The groups of ranks in which tensor, pipeline and data parallelism communicate."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from asyncpar.tensors.partition import check_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroups:
-    """The place of this rank, and the groups that it is in.
+    """The place of this rank, and its groups.
 
     ``dp`` joins the ranks that hold the same slice of the same stage, ``tp`` the slices of one stage of one replica,
     ``pp`` the stages of one pipeline, first stage first, ``model`` all ranks of one replica, ascending.  A rank's
-    number in the first three is its coordinate.  They exist everywhere, if with one rank only.  ``embedding`` joins
-    the ranks that hold the first and the last layer of a pipeline, and so share tied embeddings: None on the others,
-    a group of one where both are on the same rank.  ``names`` has each by its name of ``ProcessGroupIds``.
+    number in the first three is its coordinate.  They exist everywhere, even with one rank only.  ``embedding`` joins
+    the ranks that hold the first and the last layer of a pipeline, and so share tied embeddings: None on the others, a
+    group of one if both are on the same rank.  ``names`` has each by its name of ``ProcessGroupIds``.
     """
 
     mapping: RankMapping
@@ -43,11 +43,12 @@ class ProcessGroups:
         settings: Mapping[str, object] | None = None,
         purpose: str = "parallel",
     ) -> Self:
-        """Make the groups of ``config`` out of the ranks of ``world``, its rank ``r`` being rank ``r`` there.
+        """Create the groups of ``config`` from the ranks of ``world``; rank ``r`` of ``world`` is rank ``r`` of
+        ``config``.
 
-        All ranks of ``world`` call this.  First they compare ``config`` and, if given, other ``settings`` by which they
-        must agree: ranks that differ get ``SettingsDiffer``, all of them.  A configuration that does not fit the world
-        is a ``UsageError`` on all, too.  Groups made for another ``purpose`` are other ones, so that operations in them
+        All ranks of ``world`` call this.  First they compare ``config`` and, if given, other ``settings`` on which they
+        must agree: if they differ, all raise ``SettingsDiffer``.  A configuration that does not fit the world raises
+        ``UsageError`` on all, too.  Groups for different ``purpose`` values are separate, so that operations in them
         never meet.
         """
         await compare_settings(world, {"parallelism": config, **(settings or {})}, key=f"{purpose}/settings")
@@ -59,13 +60,13 @@ class ProcessGroups:
     def of(
         cls, config: ThreeDParallelismConfig, mapping: RankMapping, world: Communicator, *, purpose: str = "parallel"
     ) -> Self:
-        """Return the groups of ``config`` that the rank at ``mapping`` is in.  Nothing is sent, and nothing compared.
+        """Return the groups of ``config`` of the rank at ``mapping``.  Nothing is sent or compared.
 
-        Ranks that ask for the same ``purpose`` get the same groups.
+        Ranks with the same ``purpose`` get the same groups.
         """
         ids, dp, tp, pp = ProcessGroupIds(config), mapping.dp_rank, mapping.tp_rank, mapping.pp_rank
         names: dict[str, Communicator] = {}
-        for name, ranks in ids.groups().items():  # members meet by the name of the group, so no order can deadlock
+        for name, ranks in ids.groups().items():  # members match by the name of the group, so no order can deadlock
             group = world.subgroup(ranks, name=name, key=f"{purpose}/{name}")
             if group is not None:
                 names[name] = group
@@ -82,7 +83,7 @@ class ProcessGroups:
 
 
 class MeshCommunicators(Mapping[str, Communicator]):
-    """One communicator per axis, by its name: over the ranks that differ from this one along that axis only.
+    """One communicator per axis, by its name: over the ranks that differ from this one only along that axis.
 
     A rank's number in it is its coordinate along the axis, whatever its number in the world.
     """
@@ -97,11 +98,11 @@ class MeshCommunicators(Mapping[str, Communicator]):
 
     @property
     def coordinates(self) -> Coordinates:
-        """Where this rank is."""
+        """The place of this rank."""
         return self._places.coordinates(self.device)
 
     def over(self, *axes: str) -> Communicator:
-        """Return the communicator over the ranks that differ from this one along ``axes`` only, in mesh order."""
+        """Return the communicator over the ranks that differ from this one only along ``axes``, in mesh order."""
         for axis in axes:
             if axis not in self._places.axes:
                 raise UsageError(f"axes: expected some of {', '.join(self._places.axes)}, got {axis!r}")
@@ -144,7 +145,7 @@ async def make_groups(
 
 
 def _checked_devices(places: MeshShape, world: Communicator, devices: Sequence[int] | None) -> list[int]:
-    """Return the device of each rank, if those of ``places`` are among them.  Finds the same fault on all ranks."""
+    """Return the device of each rank, if they include those of ``places``.  Finds the same fault on all ranks."""
     chosen = list(range(world.size)) if devices is None else [check_number(device, "devices") for device in devices]
     if len(chosen) != world.size or len(set(chosen)) != len(chosen) or min(chosen) < 0:
         raise UsageError(f"devices: expected a device for each of {world.size} ranks, all different, got {chosen}")
