@@ -1,9 +1,9 @@
-"""The arrays of one operation on one size, their input values, and their expected results.  Pure.
+"""The arrays of one operation of one size, their input values, and their expected results.  Pure.
 
-Theory of operation.  Element ``i`` of the array that rank ``r`` gives is ``(i + 7 r) mod period``: small whole numbers,
-so that results are exact in every dtype whatever the order of summation, and a period that is a prime, so that no chunk
-of a power of two looks like its neighbour.  Arrays and results repeat with that period, so both are written and
-compared through a few thousand elements of it, without a second array.
+Theory of operation.  Element ``i`` of the input of rank ``r`` is ``(i + 7 r) mod period``: small whole numbers, so that
+results are exact in every dtype whatever the order of summation, and a period that is a prime, so that no chunk of a
+power of two looks like its neighbour.  Arrays and results repeat with that period, so both are written and compared
+through a few thousand elements of it, without a second array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRange:
-    """``count`` elements that begin as those of rank ``rank`` from ``start`` on; of all ranks combined for None."""
+    """``count`` elements, equal to those of ``rank`` from ``start`` on; None: those of all ranks combined."""
 
     rank: int | None
     start: int
@@ -41,8 +41,8 @@ class ExpectedRange:
 class Case:
     """One operation as one rank sees it.
 
-    ``source`` is what it gives and ``target`` what it gets, the same array where the operation works in place.  Where a
-    rank gives or gets nothing, the array is empty.  ``count`` is the elements of the whole buffer.
+    ``source`` is its input and ``target`` its result, the same array if the operation works in place.  If a rank has no
+    input or result, the array is empty.  ``count`` is the number of elements of the whole buffer.
     """
 
     operation: str
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def share(self) -> int:
-        """Elements per rank, where the buffer has a share for each."""
+        """Elements per rank, if the buffer has a share for each."""
         return self.count // self.ranks
 
     @property
@@ -68,7 +68,7 @@ class Case:
         return [self.source[start : start + step] for start in range(0, self.source.size, step)]
 
     def fill(self) -> None:
-        """Write the known values, and values that occur nowhere else where results are to come."""
+        """Write the known values, and values that occur nowhere else in place of results."""
         if self.target is not self.source:
             self.target[...] = _filler(self.target.dtype)
         self._write(self.source, self._given())
@@ -79,7 +79,7 @@ class Case:
         self.target[...] = 0
 
     def count_wrong(self) -> int:
-        """Return how many elements of the result are wrong."""
+        """Return the number of wrong elements in the result."""
         wrong, begin = 0, 0
         for expected in self._expected():
             tile = self._tile(expected)
@@ -99,7 +99,7 @@ class Case:
         share, everyone = self.share, range(self.ranks)
         match self.operation:
             case "reduce" if self.rank != ROOT:
-                return [ExpectedRange(self.rank, 0, self.count)]  # left alone
+                return [ExpectedRange(self.rank, 0, self.count)]  # not changed
             case "all_reduce" | "all_reduce_many" | "reduce":
                 return [ExpectedRange(None, 0, self.count)]
             case "reduce_scatter":
@@ -155,9 +155,9 @@ def _filler(dtype: np.dtype[Any]) -> float:
 
 
 def count_elements(operation: str, size: int, *, ranks: int, itemsize: int) -> int:
-    """Return the elements of a whole buffer of ``size`` bytes.
+    """Return the number of elements of a whole buffer of ``size`` bytes.
 
-    Rounded down to what can be shared out evenly, where it is, but at least one element or one for each rank.
+    If it is divided among ranks, it is rounded down to a multiple of them; it is at least one element or one per rank.
     """
     if operation == "barrier":
         return 0
@@ -175,7 +175,7 @@ def make_case(
     reduction: ReduceOp = "sum",
     allocate: Allocate = np.empty,
 ) -> Case:
-    """Allocate the arrays, of any content, for a whole buffer of about ``size`` bytes; see ``count_elements``."""
+    """Allocate uninitialized arrays for a whole buffer of about ``size`` bytes; see ``count_elements``."""
     kind = np.dtype(DTYPES[dtype])
     count = count_elements(operation, size, ranks=ranks, itemsize=kind.itemsize)
     given, got = _lengths(operation, count, count // ranks, is_root=rank == ROOT)
@@ -193,7 +193,7 @@ def make_case(
 
 
 def _lengths(operation: str, whole: int, share: int, *, is_root: bool) -> tuple[int, int]:
-    """Return how many elements a rank gives and gets."""
+    """Return the numbers of elements of a rank's input and result."""
     match operation:
         case "all_gather":
             return share, whole

@@ -1,10 +1,10 @@
-"""Time one operation on one size, on all ranks together.
+"""Timing of one operation of one size, on all ranks together.
 
-How.  One operation on known values, every element of the result compared; two more; one that is timed, by which the
+Method.  One operation on known values, every element of the result compared; two more; one that is timed, by which the
 ranks agree on a number of iterations that fills the budget; a tenth as many to warm up; then the iterations, each timed
 on every rank; and another comparison.  The time of a size is the median over the iterations on the rank on which that
-is largest.  Operations with a root start behind a barrier, outside of the time, as a root that waits for no other
-rank would run ahead; the others follow one another at once, as they do in programs.
+is largest.  Operations with a root start after a barrier, which is not timed, since a root that waits for no other rank
+would run ahead; the others follow one another at once, as they do in programs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ async def measure(
     clock: Clock,
     allocate: Allocate = np.empty,
 ) -> Measurement:
-    """Return the measurement of ``operation`` on ``size`` bytes, the same on every rank.
+    """Return the measurement of ``operation`` of ``size`` bytes, the same on every rank.
 
-    ``allocate(shape, dtype)`` gives the arrays.
+    ``allocate(shape, dtype)`` allocates the arrays.
     """
     case = make_case(
         operation,
@@ -141,7 +141,7 @@ async def _iterate(call: Call, iterations: int, prepare: Call | None, clock: Clo
 
 
 async def _checked(comm: Communicator, case: Case, call: Call) -> int:
-    """Run once on known values and return this rank's wrong elements; leave zeros behind on all ranks."""
+    """Run once on known values and return this rank's wrong elements; leave zeros on all ranks."""
     case.fill()
     await comm.barrier()
     await call()

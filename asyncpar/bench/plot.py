@@ -13,7 +13,7 @@ from asyncpar.errors import UsageError
 
 
 def check_plot(path: Path) -> None:
-    """Raise ``UsageError`` unless ``plot_report`` could write ``path``; leaves nothing there."""
+    """Raise ``UsageError`` unless ``plot_report`` could write ``path``; leaves no file there."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -30,9 +30,9 @@ def check_plot(path: Path) -> None:
 
 
 def plot_report(report: BenchReport, path: Path) -> None:
-    """Draw measured and predicted time, and bus bandwidth, over size into the PNG file ``path``.
+    """Plot measured and predicted time, and bus bandwidth, over size into the PNG file ``path``.
 
-    Raises ``UsageError`` that says how to install matplotlib where it is missing.
+    Raises ``UsageError`` with the way to install matplotlib if it is missing.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

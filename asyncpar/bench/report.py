@@ -12,11 +12,12 @@ from asyncpar.collectives.cost import bus_factor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One operation on one size.
+    """One operation of one size.
 
     ``size`` is bytes of the whole buffer, ``count`` its elements; ``time_us`` is the median over the iterations on the
-    slowest rank, ``minimum_us`` and ``p90_us`` are taken in the same way.  ``predicted_us`` is the figure of the cost
-    model for ``algorithm``, the one that ran.  ``wrong`` is the number of wrong elements, on the rank that has most.
+    slowest rank, ``minimum_us`` and ``p90_us`` are determined in the same way.  ``predicted_us`` is the prediction of
+    the cost model for ``algorithm``, the one that ran.  ``wrong`` is the number of wrong elements on the rank with
+    most.
     """
 
     operation: str
@@ -59,12 +60,12 @@ class BenchReport:
 
     @property
     def wrong_sizes(self) -> int:
-        """How many sizes have wrong elements."""
+        """Number of sizes with wrong elements."""
         return sum(measurement.wrong > 0 for measurement in self.measurements)
 
     @property
     def mean_busbw(self) -> float:
-        """The mean bus bandwidth over the sizes that have one, as nccl-tests ends with."""
+        """The mean bus bandwidth over the sizes that have one, as in the last line of nccl-tests."""
         figures = [measurement.busbw for measurement in self.measurements if measurement.size]
         return sum(figures) / len(figures) if figures else 0.0
 
@@ -84,5 +85,5 @@ def bandwidths(operation: str, size: int, seconds: float, ranks: int) -> tuple[f
 
 
 def root_column(operation: str, root: int) -> int:
-    """Return what nccl-tests shows: the root, -1 where there is none."""
+    """Return the value in nccl-tests' column: the root, -1 if there is none."""
     return root if operation in ROOTED else -1

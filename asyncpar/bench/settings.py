@@ -34,7 +34,7 @@ WHOLE = ("all_reduce", "all_reduce_many", "broadcast", "reduce")
 """Operations in which every rank holds the whole buffer; in the others a rank holds a share, or a share for each."""
 
 MANY_BYTES = 4096
-"""all_reduce_many gets the buffer in arrays of this size."""
+"""Size of the arrays into which all_reduce_many divides the buffer."""
 
 DTYPES: dict[str, DTypeLike] = {
     "float32": np.float32,
@@ -54,9 +54,9 @@ ROOT = 0
 class BenchSettings:
     """Settings of one run of `asyncpar bench`.
 
-    ``sizes`` are bytes of the whole buffer, ``algorithm`` None leaves the choice to the cost model, ``budget`` is about
-    how many seconds the iterations of one size take, ``calibrates`` says to measure lanes for the cost model first,
-    ``shares`` to have the arrays in memory that the ranks of a host share (``Node.empty``).
+    ``sizes`` are bytes of the whole buffer, ``algorithm`` None leaves the choice to the cost model, ``budget`` is the
+    approximate number of seconds for the iterations of one size; with ``calibrates`` lanes are measured for the cost
+    model first, with ``shares`` the arrays are in memory that the ranks of a host share (``Node.empty``).
     """
 
     operations: tuple[str, ...] = ("all_reduce",)
@@ -85,7 +85,7 @@ class BenchSettings:
         return np.dtype(DTYPES[self.dtype]).itemsize
 
     def memory_of(self, ranks: int) -> int:
-        """Return the bytes that the arrays of ``ranks`` ranks on one host take at the largest size."""
+        """Return the bytes of the arrays of ``ranks`` ranks on one host at the largest size."""
         buffers = 1 if all(operation in WHOLE for operation in self.operations) else 2
         return ranks * buffers * max(self.sizes)
 

@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """``worth`` says which columns go first when there is no room for all: the lowest."""
+    """A column; ``worth`` determines which are dropped first if there is no room for all: the lowest."""
 
     title: str
     unit: str
@@ -39,7 +39,7 @@ COLUMNS: tuple[Column[Measurement], ...] = (
 
 
 def choose_columns(columns: Sequence[Column[Row]], width: int | None) -> tuple[Column[Row], ...]:
-    """Return the columns that fit into ``width`` characters (None: any number); the two of most worth always do."""
+    """Return the columns that fit into ``width`` characters (None: any number), at least the two of most worth."""
     chosen = sorted(columns, key=lambda column: -column.worth)
     while len(chosen) > 2 and width is not None and sum(column.width for column in chosen) > width:
         chosen.pop()
@@ -47,7 +47,7 @@ def choose_columns(columns: Sequence[Column[Row]], width: int | None) -> tuple[C
 
 
 def format_title(surroundings: BenchEnvironment) -> list[str]:
-    """Return what is said once, at the top."""
+    """Return the lines at the top."""
     hosts = "1 host" if surroundings.hosts == 1 else f"{surroundings.hosts} hosts"
     ranks = "1 rank" if surroundings.ranks == 1 else f"{surroundings.ranks} ranks"
     return [

@@ -1,4 +1,4 @@
-"""The program of every rank of `asyncpar bench`; rank 0 prints rows as they come, and writes the report into a file."""
+"""The program of every rank of `asyncpar bench`; rank 0 prints rows as they complete and writes the report file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Show = Callable[[str], None]
 class BenchAssignment:
     """The arguments that the command passes to its ranks.
 
-    ``report`` is the file to write, ``width`` the room for rows (None: any); ``shows_rows`` and ``shows_progress`` say
-    whether rank 0 prints rows on stdout, and reports its progress to the launcher.
+    ``report`` is the file to write, ``width`` the room for rows (None: any); ``shows_rows`` and ``shows_progress``:
+    rank 0 prints rows on stdout, and reports its progress to the launcher.
     """
 
     settings: BenchSettings
@@ -44,7 +44,7 @@ class BenchAssignment:
     shows_progress: bool = False
 
     def encode(self) -> str:
-        """Return it as one word of a command line."""
+        """Return the assignment as one word of a command line."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -111,7 +111,7 @@ async def work(assignment: BenchAssignment, *, reporter: Reporter, show: Show) -
 
 
 def list_cases(settings: BenchSettings, ranks: int) -> list[tuple[str, int]]:
-    """Return the operations and sizes to measure; sizes that come to the same buffer are measured once."""
+    """Return the operations and sizes to measure; sizes that result in the same buffer are measured once."""
     return [
         (operation, size)
         for operation in settings.operations
@@ -145,5 +145,5 @@ def main() -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is what ``run`` replaces
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which ``run`` replaces
     ap.run(lambda: work(assignment, reporter=reporter, show=show))
