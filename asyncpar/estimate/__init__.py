@@ -2,7 +2,7 @@
 
 Read ``job.py`` (model, machine and batch), ``memory.py`` and ``activations.py`` (one formula each, with its source),
 then ``layout.py`` (traffic and time of one layout of a job) and ``search.py`` (all layouts).  ``asyncpar plan`` prints
-what is found.
+the findings.
 """
 
 from asyncpar.estimate.activations import ActivationModel, kept_layers

@@ -40,7 +40,7 @@ class ActivationModel:
     def of(
         cls, shape: ModelShape, config: ThreeDParallelismConfig, *, value_bytes: int, sequence_parallel: bool
     ) -> Self:
-        """Return that of one rank of ``config``."""
+        """Return the model of one rank of ``config``."""
         return cls(
             shape=shape,
             micro_batch_size=config.micro_batch_size,
@@ -59,8 +59,8 @@ class ActivationModel:
         """Bytes kept of one layer: ``s b h (10 + 24/t + 5 a s/(h t))`` at two bytes per value; 34 + 5 a s/h for one.
 
         Whole on each rank are inputs of norms, attention and perceptron (4 values) and two masks; cut are 12 values
-        inside of attention and perceptron, and two values and a mask for each score.  With ``sequence_parallel`` all is
-        cut: ``s b h/t (34 + 5 a s/h)``.
+        inside of attention and perceptron, and two values and a mask for each score.  With ``sequence_parallel``
+        everything is cut: ``s b h/t (34 + 5 a s/h)``.
         """
         values, size = self.positions, self.value_bytes
         whole = values * (4 * size + 2)
@@ -70,7 +70,7 @@ class ActivationModel:
 
     @property
     def recomputed_layer(self) -> float:
-        """Bytes kept of a layer that is computed again before its backward pass: its input, ``2 s b h``."""
+        """Bytes kept of a layer that is recomputed before its backward pass: its input, ``2 s b h``."""
         return self.positions * self.value_bytes / self._cut_of_whole
 
     @property
@@ -80,7 +80,7 @@ class ActivationModel:
 
     @property
     def output_end(self) -> float:
-        """Bytes kept behind the last layer: inputs of norm and head, and logits in single precision.
+        """Bytes kept after the last layer: inputs of norm and head, and logits in single precision.
 
         ``4 s b h (1 + V/h)`` at two bytes per value, the logits cut by vocabulary.
         """
@@ -89,7 +89,7 @@ class ActivationModel:
         return 2 * self.positions * self.value_bytes / self._cut_of_whole + logits
 
     def layers(self, count: int, kept: int) -> float:
-        """Return the bytes kept of ``count`` layers, of which ``kept`` are not computed again."""
+        """Return the bytes kept of ``count`` layers, of which ``kept`` are not recomputed."""
         return kept * self.layer + (count - kept) * self.recomputed_layer
 
     @property
@@ -98,11 +98,11 @@ class ActivationModel:
 
 
 def kept_layers(strategy: MemoryOptimizationStrategy, layers: int, *, recompute_all: bool = False) -> int:
-    """Return how many of ``layers`` consecutive layers are not computed again.
+    """Return how many of ``layers`` consecutive layers are not recomputed.
 
     BASIC: all; STANDARD: every second; AGGRESSIVE and EXTREME: every fourth.
 
-    With ``recompute_all`` it is none, whatever the strategy says.
+    With ``recompute_all`` it is none, whatever the strategy.
     """
     if recompute_all:
         return 0

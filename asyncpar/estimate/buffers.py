@@ -1,4 +1,4 @@
-"""Memory of a rank for what travels: buckets, what encodes them, and gathered parameters.  Pure."""
+"""Memory of a rank for communication: buckets, their encoding buffers, and gathered parameters.  Pure."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _SINGLE = 4
 class BufferBytes:
     """Bytes of one rank besides values, gradients and states.
 
-    ``buckets`` are there from step to step; ``waiting`` is what whole gradients and gathered values leave behind, to be
-    used again; ``gathered`` is the most that ZeRO stage 3 gathers in a step; ``residuals`` are those of error feedback.
+    ``buckets`` persist between steps; ``waiting`` is the idle memory of whole gradients and gathered values, to be
+    reused; ``gathered`` is the most that ZeRO stage 3 gathers in a step; ``residuals`` are those of error feedback.
     """
 
     buckets: float = 0.0
@@ -49,7 +49,7 @@ class BufferBytes:
 def sharded_buffers(
     layers: Sequence[Shapes], replicas: int, zero: ZeROConfig, dtype: str, *, runs: int = 1
 ) -> BufferBytes:
-    """Return what ZeRO of ``zero`` takes on each of ``replicas`` ranks with parameters like ``layers``.
+    """Return the buffers of ZeRO with settings ``zero`` on each of ``replicas`` ranks with parameters like ``layers``.
 
     Layers are those that stage 3 gathers one by one, in ``runs``: see ``most_gathered``.
     """
@@ -81,9 +81,9 @@ def sharded_buffers(
 def reduced_buffers(
     layers: Sequence[Shapes], replicas: int, compression: GradientCompressionConfig, dtype: str
 ) -> BufferBytes:
-    """Return what gradients take that all replicas reduce whole: a copy of them, and what the codec makes of it.
+    """Return the memory for gradients that all replicas reduce whole: a copy of them, and the codec's buffers.
 
-    Of codecs in one host; between hosts alone they take less.  ``"auto"`` counts as no codec.
+    This is for codecs within one host; between hosts alone they take less.  ``"auto"`` counts as no codec.
     """
     shapes = [shape for layer in layers for shape in layer]
     count = sum(map(math.prod, shapes))
@@ -99,7 +99,7 @@ def reduced_buffers(
 def _encoded_bytes(codec: AnyCodec, shapes: Sequence[tuple[int, ...]], replicas: int, *, has_feedback: bool) -> int:
     count = sum(map(math.prod, shapes))
     if isinstance(codec, RoundCodec):
-        return codec.encoder(shapes).nbytes + (_SINGLE * count if has_feedback else 0)  # with what is corrected
+        return codec.encoder(shapes).nbytes + (_SINGLE * count if has_feedback else 0)  # including the corrected values
     if codec.is_summable:
         return codec.encoded_bytes(count)
     if replicas == _PAIR:

@@ -16,7 +16,7 @@ from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
 
 ADAM_STATES = 2
-"""Moments that Adam and AdamW keep of each parameter; SGD keeps 0, with momentum 1."""
+"""Moments that Adam and AdamW keep for each parameter; SGD keeps 0, with momentum 1."""
 
 
 class Precision(StrEnum):
@@ -106,7 +106,7 @@ class ModelShape:
 
     @property
     def published_parameters(self) -> int:
-        """``12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h))`` for a GPT: ``parameters`` but for the last normalization.
+        """``12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h))`` for a GPT: ``parameters`` without the last normalization.
 
         Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
         (2021), equation 2.  Its model is tied, has all biases and a multiple of 4.
@@ -130,7 +130,7 @@ class ModelShape:
 
 
 def _largest_share(length: int, parts: int) -> int:
-    """Return the largest of ``parts`` lengths that differ by one at most."""
+    """Return the largest of ``parts`` lengths that differ by at most one."""
     return -(-length // parts)
 
 
@@ -143,8 +143,8 @@ DEFAULT_HOST_BANDWIDTH = 4e9
 class Machine:
     """Hosts of ``ranks_per_host`` ranks each, rank ``r`` on host ``r // ranks_per_host``.
 
-    ``flops`` is what a rank really computes per second.  ``bandwidth`` is what a host sends to others, in bytes/s,
-    ``host_bandwidth`` what a rank sends to others of its host.
+    ``flops`` is a rank's actual rate of operations per second.  ``bandwidth`` is a host's rate of sending to others, in
+    bytes/s, ``host_bandwidth`` a rank's rate of sending to others on its host.
     """
 
     ranks_per_host: int
@@ -169,11 +169,11 @@ class Machine:
         bandwidth: float = DEFAULT_BANDWIDTH,
         host_bandwidth: float = DEFAULT_HOST_BANDWIDTH,
     ) -> Machine:
-        """Return hosts with a CUDA device for each rank, whose arrays go the ``way`` of ``algorithm_table``.
+        """Return hosts with a CUDA device for each rank, whose arrays are moved in the ``way`` of ``algorithm_table``.
 
-        By ``nccl`` at the speed of ``lanes``, with an adapter for each device between hosts; ``hierarchical``: so
-        inside a host, and between hosts copied to it and sent at its ``bandwidth``; ``staged``: copied to the host
-        everywhere, where ranks send at ``host_bandwidth``.
+        ``nccl``: at the speed of ``lanes``, with an adapter for each device between hosts; ``hierarchical``: the same
+        inside a host, and between hosts copied to the host and sent at its ``bandwidth``; ``staged``: always copied to
+        the host, where ranks send at ``host_bandwidth``.
         """
         if way not in DEVICE_ALGORITHMS:
             raise UsageError(f"way: expected one of {', '.join(DEVICE_ALGORITHMS)}, got {way!r}")
@@ -186,10 +186,10 @@ class Machine:
         )
 
     def rings_bandwidth(self, groups: Iterable[Sequence[int]]) -> float:
-        """Return the bytes/s at which a rank sends when each of ``groups`` runs a ring at once: of the slowest.
+        """Return the bytes/s at which a rank of the slowest ring sends when each of ``groups`` runs a ring at once.
 
-        The ranks of a group stand in its ring by host, so each host it is on sends for it to one other; rings that
-        leave a host share what it sends.
+        The ranks of a group are ordered in its ring by host, so each of its hosts sends to one other; rings that leave
+        a host share its bandwidth.
         """
         leaving = Counter[int]()
         for group in groups:
@@ -200,7 +200,7 @@ class Machine:
         return self._shared(leaving)
 
     def hops_bandwidth(self, hops: Iterable[tuple[int, int]]) -> float:
-        """Return the bytes/s at which ranks send when each of ``hops`` (from, to) is used at once: of the slowest."""
+        """Return the bytes/s of the slowest hop when each of ``hops`` (from, to) is used at once."""
         leaving = Counter(self._host(source) for source, to in hops if self._host(source) != self._host(to))
         return self._shared(leaving)
 
@@ -213,7 +213,7 @@ class Machine:
 
 
 def _one_by_one(*bandwidths: float) -> float:
-    """Return the bytes/s of what goes over each of ``bandwidths`` in turn."""
+    """Return the bytes/s of data that pass through each of ``bandwidths`` in turn."""
     return 1 / sum(1 / bandwidth for bandwidth in bandwidths)
 
 
@@ -221,8 +221,9 @@ def _one_by_one(*bandwidths: float) -> float:
 class Job:
     """Training of ``model`` with ``batch`` sequences per step over all replicas, in micro-batches.
 
-    ``optimizer_states`` are what the optimizer keeps of each parameter.  ``recompute``: every layer is computed again
-    in the backward pass, whatever ``memory_strategy`` says.  ``order`` lays ranks out along the axes, fastest first.
+    ``optimizer_states`` is the number of values that the optimizer keeps for each parameter.  ``recompute``: every
+    layer is recomputed in the backward pass, whatever ``memory_strategy``.  ``order`` lays ranks out along the axes,
+    fastest first.
 
     ``micro_batch_size`` counts sequences, ``precision`` is that of parameters and activations, and with
     ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.
@@ -260,7 +261,7 @@ class VirtualStage:
 
     @property
     def ends(self) -> int:
-        """How many of embedding and head this piece has, 0 to 2."""
+        """Number of embedding and head in this piece, 0 to 2."""
         return self.is_first + self.is_last
 
 
@@ -275,9 +276,9 @@ def virtual_stages(config: ThreeDParallelismConfig) -> tuple[VirtualStage, ...]:
 
 
 def rank_parameters(model: ModelShape, config: ThreeDParallelismConfig) -> tuple[int, ...]:
-    """Return, for each pipeline rank, the number of values on the tensor-parallel rank that has most.
+    """Return, for each pipeline rank, the number of values on the tensor-parallel rank with most.
 
-    A tied embedding is held once where both ends of the model are on the same rank, and else at both.
+    A tied embedding is held once if both ends of the model are on the same rank, otherwise at both.
     """
     tp_size = config.tp_size
     counts = [0] * config.pp_size

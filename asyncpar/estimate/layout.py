@@ -1,8 +1,8 @@
 """One layout of a job over ranks, with its memory, traffic and time.  Pure.
 
 The time is rough: ranks compute at a constant rate, tensor-parallel all-reduces stop the computation, messages between
-stages travel beside it, and gradients are reduced, or values gathered, when it is over.  It is there to put layouts in
-order, not to promise seconds.
+stages overlap with it, and gradients are reduced, or values gathered, when it is over.  It serves to rank layouts, not
+to predict seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECOMPUTED_ALL_REDUCES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTraffic:
-    """Bytes that one rank sends in one step, by what for.  ``embedding``: gradients of an embedding that is tied."""
+    """Bytes that one rank sends in one step, by purpose.  ``embedding``: gradients of a tied embedding."""
 
     data: float = 0.0
     tensor: float = 0.0
@@ -52,7 +52,7 @@ def all_reduce_bytes(payload: float, ranks: int) -> float:
 
 
 def part_bytes(payload: float, ranks: int) -> float:
-    """Return ``P (N - 1)/N``: what a rank sends in a reduce-scatter or all-gather of ``payload`` bytes in all."""
+    """Return ``P (N - 1)/N``: the bytes sent per rank in a reduce-scatter or all-gather of ``payload`` bytes in all."""
     check_count("ranks", ranks)
     return payload * (ranks - 1) / ranks
 
@@ -60,13 +60,13 @@ def part_bytes(payload: float, ranks: int) -> float:
 def data_parallel_bytes(
     values: float, gradients: float, replicas: int, stage: ZeROStage | int, *, micro_batches: int = 1
 ) -> float:
-    """Return what ZeRO ``stage`` sends for ``values`` and ``gradients`` bytes of parameters that a rank computes with.
+    """Return the bytes that ZeRO ``stage`` sends for a rank's ``values`` and ``gradients`` bytes of parameters.
 
-    Stages 0 to 2 send as much as an all-reduce, stage 3 half as much again, as it gathers values for the forward pass
-    and for the backward pass.  Source: Rajbhandari et al., "ZeRO" (2020), section 7.  Where each replica runs several
+    Stages 0 to 2 send as much as an all-reduce, stage 3 half as much again, since it gathers values for the forward
+    pass and for the backward pass.  Source: Rajbhandari et al., "ZeRO" (2020), section 7.  If each replica runs several
     micro-batches, gradients are added up and reduced once, but stage 3 gathers for each of them.
 
-    ``micro_batches`` is how many each replica runs per step.
+    ``micro_batches`` is the number that each replica runs per step.
     """
     number = zero_stage_number(stage)
     check_count("micro_batches", micro_batches)
@@ -75,7 +75,7 @@ def data_parallel_bytes(
 
 
 def tensor_parallel_bytes(payload: float, ranks: int, layers: int, *, recomputed: int = 0, ends: int = 0) -> float:
-    """Return what tensor parallelism sends for one micro-batch with activations of ``payload`` bytes (``b s h``).
+    """Return the bytes that tensor parallelism sends per micro-batch with ``payload`` bytes of activations (``b s h``).
 
     Four all-reduces for each of ``layers``, two more for each that is ``recomputed``; one for each of the model's
     ``ends`` here: the embedding's output, and the gradient of the head's input.  With sequence parallelism each is a
@@ -87,7 +87,7 @@ def tensor_parallel_bytes(payload: float, ranks: int, layers: int, *, recomputed
 
 
 def boundary_bytes(payload: float) -> float:
-    """Return what crosses the boundary of two stages for one micro-batch: activations one way, gradients the other.
+    """Return the bytes across the boundary of two stages per micro-batch: activations one way, gradients the other.
 
     ``2 b s h`` values, where ``payload`` is ``b s h`` of them.  Source: Narayanan et al. (2021), section 3.2.
     """
@@ -111,7 +111,7 @@ def pipeline_ring_bandwidth(machine: Machine, order: RankOrder, stages: tuple[in
 
 @lru_cache(maxsize=_KEPT)
 def hop_bandwidth(machine: Machine, order: RankOrder, hops: frozenset[tuple[int, int]]) -> float:
-    """Return the bytes/s between stages when every pipeline makes ``hops``, from one stage to another, at once."""
+    """Return the bytes/s between stages when every pipeline uses ``hops``, from one stage to another, at once."""
     return machine.hops_bandwidth((ranks[one], ranks[other]) for ranks in _groups(order, "pp") for one, other in hops)
 
 
@@ -125,7 +125,7 @@ class Layout:
     """The cost of ``config`` with ZeRO stage ``zero``.
 
     ``memory`` is that of the fullest rank, ``traffic`` that of the one that sends most in a step; ``pipeline`` is the
-    part of the step with the forward and backward passes, ``step_seconds`` all of it.
+    part of the step with the forward and backward passes, ``step_seconds`` the whole step.
     """
 
     config: ThreeDParallelismConfig
@@ -140,7 +140,7 @@ class Layout:
 def estimate_layouts(job: Job, config: ThreeDParallelismConfig, stages: Iterable[ZeROStage]) -> Iterator[Layout]:
     """Yield the layout for each of ``stages``.
 
-    Raises ``UsageError`` when the configuration does not fit model or batch.
+    Raises ``UsageError`` if the configuration does not fit model or batch.
     """
     model = job.model
     config.validate(config.world_size, hidden=model.hidden, heads=model.heads)
@@ -150,17 +150,17 @@ def estimate_layouts(job: Job, config: ThreeDParallelismConfig, stages: Iterable
 
 
 def rank_traffics(job: Job, config: ThreeDParallelismConfig, stage: ZeROStage) -> tuple[RankTraffic, ...]:
-    """Return what each pipeline rank sends in a step, but for a few numbers per token and step.
+    """Return the traffic of each pipeline rank in a step, except for a few numbers per token and step.
 
-    Those are the maxima and sums of a vocabulary-parallel cross-entropy, and what ranks tell each other about losses.
-    Raises ``UsageError`` when the configuration does not fit model or batch.
+    The exceptions are the maxima and sums of a vocabulary-parallel cross-entropy, and the exchange of losses.  Raises
+    ``UsageError`` if the configuration does not fit model or batch.
     """
     config.validate(config.world_size, hidden=job.model.hidden, heads=job.model.heads)
     return tuple(_Estimate(job, config).traffics(stage))
 
 
 class _Estimate:
-    """Shared by all ZeRO stages of one configuration."""
+    """Parts of the estimate common to all ZeRO stages of one configuration."""
 
     def __init__(self, job: Job, config: ThreeDParallelismConfig) -> None:
         self._job = job
@@ -210,7 +210,7 @@ class _Estimate:
         )
 
     def _work(self, piece: VirtualStage) -> StageWork:
-        """Return the seconds of each pass: the same arithmetic in all three, and what tensor parallelism waits for."""
+        """Return the seconds of each pass: the same arithmetic in all three, plus the waits for tensor parallelism."""
         job, tp_size = self._job, self._config.tp_size
         rate = job.machine.flops * tp_size / (job.model.sequence * self._config.micro_batch_size)
         layer = job.model.layer_flops / rate
@@ -259,7 +259,7 @@ class _Estimate:
         )
 
     def _sends(self, rank: int) -> int:
-        """Return how often a rank sends to another for each micro-batch: activations on, gradients back."""
+        """Return the number of sends of a rank to another per micro-batch: activations on, gradients back."""
         return sum((one.rank == rank) + (other.rank == rank) for one, other in self._boundaries())
 
     def _boundaries(self) -> list[tuple[VirtualStage, VirtualStage]]:

@@ -31,7 +31,7 @@ _SINGLE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes of one rank for the parameters that it computes with, or for each of them."""
+    """Bytes of one rank for all parameters that it computes with, or for each of them."""
 
     values: float
     gradients: float
@@ -57,13 +57,13 @@ def bytes_per_parameter(
     *,
     optimizer_states: int = ADAM_STATES,
 ) -> StateBytes:
-    """Return what each of ``replicas`` ranks holds for each parameter with ZeRO ``stage``.
+    """Return the bytes per parameter on each of ``replicas`` ranks with ZeRO ``stage``.
 
     With Adam, for stages 0 to 3 and N replicas: in single precision 16; 8 + 8/N; 4 + 12/N; 16/N; in mixed precision 16;
     4 + 12/N; 2 + 14/N; 16/N.  Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
     Parameter Models" (2020), figure 1, where K = 12.
 
-    ``optimizer_states`` are what the optimizer keeps of each.
+    ``optimizer_states`` is the number of values that the optimizer keeps for each.
     """
     number = zero_stage_number(stage)
     check_count("replicas", replicas)
@@ -84,21 +84,21 @@ def zero_stage_number(stage: ZeROStage | int) -> int:
 
 _MEBIBYTE = float(1 << 20)
 _WORKSPACE = 2
-"""Arrays like the largest parameter that are made and dropped: its gradient, before it is added, and the update's."""
+"""Temporary arrays of the size of the largest parameter: its gradient, before it is added, and the update's."""
 _ON_THEIR_WAY = 2
-"""Pieces of activations that are in memory while others are on disk: the one in use and the next."""
+"""Pieces of activations in memory while others are on disk: the one in use and the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Bytes that one rank needs.
 
-    ``state`` is there to stay.  ``accumulating`` are the whole gradients of ZeRO stages 2 and 3: micro-batches add to
-    them, and they are shared out as they are reduced, which may be when the last of them is final.  ``buffers`` are
-    what travels, or is there to.  Memory of ``activations`` is kept from one step to the next.
+    ``state`` is permanent.  ``accumulating`` are the whole gradients of ZeRO stages 2 and 3: micro-batches add to them,
+    and they are sharded as they are reduced, which may be when the last of them is final.  ``buffers`` are the
+    communication buffers.  Memory of ``activations`` is kept from one step to the next.
 
-    ``workspace`` is what passes and updates make and drop: an array or two like the largest parameter, which the C
-    library does not give back.
+    ``workspace`` is the temporary memory of passes and updates: an array or two of the size of the largest parameter,
+    which the C library does not return.
     """
 
     state: StateBytes
@@ -109,46 +109,46 @@ class RankMemory:
 
     @property
     def flow(self) -> float:
-        """The most that parameters, gradients, states and buckets take in a step."""
+        """Peak bytes of parameters, gradients, states and buckets in a step."""
         sent = self.buffers.buckets + self.buffers.gathered + self.buffers.residuals
         return self.state.total + self.accumulating + sent
 
     @property
     def held(self) -> float:
-        """What parameters, gradients, states and buckets take between steps."""
+        """Bytes of parameters, gradients, states and buckets between steps."""
         return self.state.total + self.buffers.buckets + self.buffers.waiting + self.buffers.residuals
 
     @property
     def between_steps(self) -> float:
-        """What the process holds between steps, besides what Python and libraries take."""
+        """Bytes of the process between steps, besides those of Python and libraries."""
         return self.held + self.activations + self.workspace
 
     @property
     def total(self) -> float:
-        """The most in a step."""
+        """Peak bytes in a step."""
         return self.flow + self.activations + self.workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationPolicy:
-    """The activations that are kept, and where they are."""
+    """The choice of kept activations, and their place."""
 
     strategy: MemoryOptimizationStrategy = MemoryOptimizationStrategy.BASIC
     recompute_all: bool = False
 
     def kept(self, layers: int) -> int:
-        """Return how many of ``layers`` are not computed again."""
+        """Return how many of ``layers`` are not recomputed."""
         return kept_layers(self.strategy, layers, recompute_all=self.recompute_all)
 
     def stage_bytes(self, stage: VirtualStage, activations: ActivationModel) -> float:
-        """Return what one micro-batch leaves behind in a piece of the model."""
+        """Return the bytes that one micro-batch leaves in a piece of the model."""
         ends = activations.input_end * stage.is_first + activations.output_end * stage.is_last
         return activations.layers(stage.layers, self.kept(stage.layers)) + ends
 
     def rank_bytes(self, peak: float, mine: Sequence[VirtualStage], activations: ActivationModel) -> float:
-        """Return what a rank with the pieces ``mine`` needs, if ``peak`` bytes are in flight.
+        """Return the bytes of a rank with the pieces ``mine``, if ``peak`` bytes are in flight.
 
-        A layer that is computed again is whole while its backward pass runs.  What EXTREME puts on disk does not count.
+        A recomputed layer is whole while its backward pass runs.  Activations that EXTREME puts on disk do not count.
         """
         if self.strategy is MemoryOptimizationStrategy.EXTREME:
             largest = max(self.stage_bytes(stage, activations) for stage in mine)
@@ -162,8 +162,8 @@ def rank_activations(
 ) -> tuple[float, ...]:
     """Return the bytes of activations that each pipeline rank needs.
 
-    That is what a micro-batch leaves in each piece of the model, times the micro-batches that the schedule has in
-    flight there.
+    These are the bytes that a micro-batch leaves in each piece of the model, times the micro-batches that the schedule
+    has in flight there.
     """
     stages = virtual_stages(config)
     schedule = schedule_of(config, micro_batches)
@@ -184,10 +184,10 @@ def rank_memories(
     optimizer_states: int = ADAM_STATES,
     compression: GradientCompressionConfig | None = None,
 ) -> tuple[RankMemory, ...]:
-    """Return what each pipeline rank needs, on the tensor-parallel rank that needs most, besides its ``activations``.
+    """Return the memory of each pipeline rank, on its largest tensor-parallel rank, besides its ``activations``.
 
-    That is its parameters times ``bytes_per_parameter``, and its buffers.  ``stage`` may be all settings of ZeRO;
-    ``compression`` is that of stage 0.
+    It consists of its parameters times ``bytes_per_parameter``, and its buffers.  ``stage`` may be all settings of
+    ZeRO; ``compression`` is that of stage 0.
     """
     zero = stage if isinstance(stage, ZeROConfig) else ZeROConfig(stage=ZeROStage.of(zero_stage_number(stage)))
     each = bytes_per_parameter(zero.stage, config.dp_size, precision, optimizer_states=optimizer_states)
@@ -222,17 +222,17 @@ def memory_requirements(
     sequence_parallel: bool = False,
     compression: GradientCompressionConfig | None = None,
 ) -> MemoryRequirements:
-    """Return the most that the fullest rank needs in a step, in MiB.
+    """Return the peak memory of the fullest rank in a step, in MiB.
 
     Values and gradients are ``model_memory_mb``, buckets, residuals and gathered values ``communication_memory_mb``.
 
-    ``rough``: the rule of thumb that needs no ``model``, ``config.memory_requirements()``.  ``micro_batches`` is how
-    many each replica runs per step, by default twice as many as there are stages, from where on most schedules have no
+    ``rough``: the rule of thumb that needs no ``model``, ``config.memory_requirements()``.  ``micro_batches`` is the
+    number that each replica runs per step, by default twice the number of stages, beyond which most schedules have no
     more of them in flight.  Precision, memory strategy and recomputation are those of ``config``.
 
-    ``stage`` is that of ZeRO, or all its settings, ``optimizer_states`` what the optimizer keeps of each parameter;
-    with ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.  ``compression`` is that of
-    gradients without ZeRO.
+    ``stage`` is that of ZeRO, or all its settings, ``optimizer_states`` the number of values that the optimizer keeps
+    for each parameter; with ``sequence_parallel`` tensor-parallel ranks divide sequences between layers.
+    ``compression`` is that of gradients without ZeRO.
     """
     if rough:
         return config.memory_requirements(rough=True)

@@ -12,10 +12,10 @@ from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
 from asyncpar.pipeline.simulation import simulate
 
 _FULL_PERIODS = 3
-"""Micro-batches, in times the number of stages, from which on more of them only lengthen the middle."""
+"""Number of micro-batches, as a multiple of the stages, beyond which more of them only lengthen the middle."""
 
 _MANY_PERIODS = 64
-"""The same for what is kept where micro-batches are no multiple of the stages."""
+"""The same for kept activations if the number of micro-batches is not a multiple of the stages."""
 
 _FORWARDS_FIRST = (PipelineScheduleType.GPIPE, PipelineScheduleType.SEQUENTIAL)
 
@@ -31,28 +31,28 @@ class StageWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFigures:
-    """``makespan`` is the time of one step, ``ideal`` that in which the busiest rank computes, in seconds."""
+    """``makespan`` is the time of one step, ``ideal`` the compute time of the busiest rank, in seconds."""
 
     makespan: float
     ideal: float
 
     @property
     def bubble_over_ideal(self) -> float:
-        """Time lost in parts of the ideal, as in the Megatron papers."""
+        """Lost time as a part of the ideal, as in the Megatron papers."""
         return (self.makespan - self.ideal) / self.ideal if self.ideal else 0.0
 
     @property
     def bubble_fraction(self) -> float:
-        """Time lost in parts of the makespan, as in the GPipe paper."""
+        """Lost time as a part of the makespan, as in the GPipe paper."""
         return (self.makespan - self.ideal) / self.makespan if self.makespan else 0.0
 
 
 def pipeline_figures(schedule: Schedule, work: Sequence[StageWork], *, latency: float = 0.0) -> PipelineFigures:
-    """Return what ``schedule`` takes if its virtual stages do ``work`` and each hop between ranks takes ``latency``.
+    """Return the times of ``schedule`` if its virtual stages do ``work`` and each hop between ranks takes ``latency``.
 
-    Long ones are not simulated to the end: each further round of as many micro-batches as there are stages takes the
-    time that the last one simulated took.  That is exact where all stages take as long and micro-batches are a multiple
-    of them, and a few percent off elsewhere.  Schedules from outside the package are simulated to their end.
+    Long ones are not simulated to the end: each further round of as many micro-batches as stages takes the time of the
+    last simulated one.  That is exact if all stages take equally long and micro-batches are a multiple of them, and a
+    few percent off otherwise.  Schedules from outside the package are simulated to their end.
     """
     if len(work) != schedule.num_virtual_stages:
         raise UsageError(f"work: expected that of {schedule.num_virtual_stages} virtual stages, got {len(work)}")
@@ -71,10 +71,10 @@ def pipeline_figures(schedule: Schedule, work: Sequence[StageWork], *, latency: 
 
 
 def peak_bytes(schedule: Schedule, kept: Sequence[float]) -> tuple[float, ...]:
-    """Return, for each rank, the most bytes that it keeps at once, if a micro-batch leaves ``kept`` in virtual stages.
+    """Return, for each rank, its peak bytes if a micro-batch leaves ``kept`` bytes in each virtual stage.
 
-    They are kept from the forward pass until the backward pass, or its weight half, is done.  Where all forward passes
-    come first that is everything; otherwise whole rounds in the middle, which are all alike, are left out, but not of
+    They are kept from the forward pass until the backward pass, or its weight half, is done.  If all forward passes
+    come first that is everything; otherwise whole rounds in the middle, which are all alike, are left out, except for
     schedules from outside the package.
     """
     if len(kept) != schedule.num_virtual_stages:

@@ -1,4 +1,4 @@
-"""All layouts of a job over a number of ranks: which fit, best first, and why the others do not.  Pure."""
+"""All layouts of a job over a number of ranks: those that fit, best first, and why the others do not.  Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from asyncpar.zero.config import ZeROStage
 MOST_RANKS = 1_000_000
 _GIGABYTE = 1e9
 _ALONE = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
-"""The schedule of a pipeline of one stage: they are all the same."""
+"""The schedule of a pipeline of one stage, for which all are the same."""
 
 
 class Misfit(StrEnum):
-    """Why a layout cannot be.  Schedules with several pieces of the model per rank need as many layers as pieces."""
+    """Why a layout is impossible.  Schedules with several pieces of the model per rank need a layer per piece."""
 
     HEADS = "heads do not divide by tp"
     FEW_LAYERS = "fewer layers than stages"
@@ -36,10 +36,10 @@ class Misfit(StrEnum):
 class Search:
     """The limits of the search for layouts.
 
-    ``memory`` is what a rank has, in bytes.  ``chunks`` is the number of pieces that each stage of an interleaved
+    ``memory`` is that of a rank, in bytes.  ``chunks`` is the number of pieces that each stage of an interleaved
     schedule holds.  ``is_uneven``: stages may have different numbers of layers.
 
-    ``schedules`` and ``zero_stages`` are those that are tried.
+    ``schedules`` and ``zero_stages`` are the candidates.
     """
 
     world: int
@@ -62,8 +62,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """``layouts`` that fit, best first; ``misfits`` counts the others; ``least`` is the one that needs least memory of
-    those that only memory keeps from fitting, None if there are none.
+    """Results of a search.
+
+    ``layouts`` are those that fit, best first; ``misfits`` counts the others; ``least`` is the one that needs least
+    memory of those that only memory keeps from fitting, None if there are none.
     """
 
     layouts: tuple[Layout, ...]
@@ -72,9 +74,9 @@ class Findings:
 
 
 def find_layouts(job: Job, search: Search) -> Findings:
-    """Return all layouts of ``job``: the quickest first, of equally quick ones those that need less memory.
+    """Return all layouts of ``job``: the fastest first, and among equally fast ones those that need less memory.
 
-    Layouts that come to the same are one: with one replica there is no ZeRO, with one stage only one schedule.
+    Equivalent layouts are listed once: with one replica there is no ZeRO, with one stage only one schedule.
     """
     fitting: list[Layout] = []
     misfits = dict.fromkeys(Misfit, 0)
