@@ -1,9 +1,9 @@
-"""The interface of a backend, and the names of those that come with asyncpar.
+"""The interface of a backend, and the names of the built-in ones.
 
-A backend is a function that takes a ``BackendConfig`` and returns an asynchronous context manager; entering that
-brings this process into a world and gives the ``Communicator`` over all its ranks, leaving it leaves the world and
-tells the others.  All keep the promises of ``Communicator``, for which ``asyncpar.testing.collectives`` has the
-conformance suite.
+A backend is a function that takes a ``BackendConfig`` and returns an asynchronous context manager; entering that brings
+this process into a world and returns the ``Communicator`` over all its ranks, leaving it leaves the world and notifies
+the others.  All keep the guarantees of ``Communicator``, for which ``asyncpar.testing.collectives`` has the conformance
+suite.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.node import init
 
 OpenBackend: TypeAlias = Callable[[BackendConfig], AbstractAsyncContextManager[Communicator]]
-"""Brings this process into a world.  Entered and left in one task."""
+"""Brings this process into a world.  Must be entered and left in the same task."""
 
 
 class CommunicationBackend(enum.StrEnum):
-    """The backends that come with asyncpar.  Others may be registered by any other name."""
+    """The built-in backends.  Others may be registered under any other name."""
 
     NATIVE = "native"
     """The lanes of asyncpar: shared memory, TCP, gRPC.  Ranks are started by ``asyncpar launch``."""
     THREAD = "thread"
     """Ranks of this process, on one event loop."""
     NCCL = "nccl"
-    """As native, and arrays on CUDA devices by NCCL, through nccl4py."""
+    """Like native, and arrays on CUDA devices by NCCL, through nccl4py."""
     MPI = "mpi"
     """Through mpi4py.  Ranks are started by ``mpiexec``."""
     GLOO = "gloo"
-    """Through torch.  Ranks meet as those of ``torch.distributed`` do."""
+    """Through torch.  Ranks rendezvous like those of ``torch.distributed``."""
 
 
 def existing(communicator: Communicator) -> OpenBackend:
-    """Return a backend over the world of a node that runs already, which stays open: ``existing(node.world)``.
+    """Return a backend over the world of a running node, which stays open: ``existing(node.world)``.
 
-    The timeout of ``communicator`` is that of the configuration while the backend is open.
+    While the backend is open, the timeout of ``communicator`` is that of the configuration.
     """
 
     @asynccontextmanager
@@ -57,9 +57,9 @@ def existing(communicator: Communicator) -> OpenBackend:
 
 @asynccontextmanager
 async def open_native(config: BackendConfig) -> AsyncIterator[Communicator]:
-    """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
+    """Join the world that ``asyncpar launch`` describes in the environment; outside a job, be a world of one.
 
-    Raises as ``asyncpar.init`` does, and ``UsageError`` for a rank or world size that is not this process's.
+    Raises like ``asyncpar.init``, and ``UsageError`` for a rank or world size that is not this process's.
     """
     config.refuse("native", "rendezvous")
     async with init(transport=config.transport) as node:

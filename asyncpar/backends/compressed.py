@@ -20,8 +20,8 @@ _WHAT = "all_reduce"
 class CompressedAllReduce:
     """One sum, or mean, of ``x`` of all ranks through ``codec``, into ``out`` (which may be ``x``).
 
-    ``keys`` are used for this call alone.  Whether it ends well or not, this rank has begun or closed both of its
-    collectives, so no rank waits for one that does not come.
+    ``keys`` are used for this call alone.  Whether it succeeds or not, this rank begins or closes both of its
+    collectives, so no rank waits in vain.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class CompressedAllReduce:
         )
 
     async def run(self) -> Array:
-        """Return ``out``.  Raises ``NonFiniteValue`` for values that are not finite in float32, and as collectives do.
+        """Return ``out``.  Raises ``NonFiniteValue`` for values that are not finite in float32, and like collectives.
 
-        ``out`` is as it was if anything is raised.
+        ``out`` is unchanged if anything is raised.
         """
         work = partial(off_loop, nbytes=self._x.nbytes)
         try:
@@ -81,7 +81,7 @@ class CompressedAllReduce:
         values = np.empty(self._sum.padded_count, np.float32)
         self._sum.decode(values, what=_WHAT)
         gain = self._sum.gain
-        if gain != 1.0:  # nothing is sent later
+        if gain != 1.0:  # unsent values are not sent later
             with np.errstate(over="ignore"):
                 values *= np.float32(gain)
         self._out[...] = values[: self._x.size].reshape(self._x.shape)

@@ -1,4 +1,4 @@
-"""Compression of values on the wire as users name it: kinds with a number, which stand for codecs.  Pure."""
+"""Compression of values on the wire in users' terms: kinds with a number, which stand for codecs.  Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class CompressionKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionAlgorithm:
-    """A compression with its number; by default none.  Make one with ``top_k(k)``, ``quantization(bits)`` and so on.
+    """A compression with its number, by default none.  Create one with ``top_k(k)``, ``quantization(bits)`` and so on.
 
-    ``kind`` says which of ``k``, ``ratio``, ``bits`` and ``codec`` counts.
+    ``kind`` determines which of ``k``, ``ratio``, ``bits`` and ``codec`` applies.
     """
 
     kind: CompressionKind = CompressionKind.NONE
@@ -58,7 +58,7 @@ class CompressionAlgorithm:
 
     @classmethod
     def none(cls) -> CompressionAlgorithm:
-        """Send values as they are."""
+        """Send values unchanged."""
         return cls()
 
     @classmethod
@@ -68,20 +68,20 @@ class CompressionAlgorithm:
 
     @classmethod
     def random(cls, ratio: float) -> CompressionAlgorithm:
-        """Send this fraction of the values of each array, the same places on all ranks, others in each operation.
+        """Send this fraction of the values of each array, at the same places on all ranks, others in each operation.
 
-        They are divided by it, so that results are right in the mean over operations.
+        They are divided by it, so that results are unbiased over operations.
         """
         return cls(kind=CompressionKind.RANDOM, ratio=ratio)
 
     @classmethod
     def quantization(cls, bits: int) -> CompressionAlgorithm:
-        """Send values in 1 (sign), 4, 8, 16 (bfloat16) or 32 bits (as they are)."""
+        """Send values in 1 (sign), 4, 8, 16 (bfloat16) or 32 bits (unchanged)."""
         return cls(kind=CompressionKind.QUANTIZATION, bits=bits)
 
     @classmethod
     def custom(cls, codec: CodecName | Codec) -> CompressionAlgorithm:
-        """Send values as ``codec`` encodes them; also by name, such as ``topk:0.01+int8``."""
+        """Send values encoded by ``codec``, which may be a name, such as ``topk:0.01+int8``."""
         if isinstance(codec, str):
             codec = _vector_codec(codec)
         return cls(kind=CompressionKind.CUSTOM, codec=codec)
@@ -92,7 +92,7 @@ class CompressionAlgorithm:
     QUANTIZATION = quantization
 
     def codec_for(self, count: int) -> Codec | None:
-        """Return the codec for arrays of ``count`` values; None: they are sent as they are."""
+        """Return the codec for arrays of ``count`` values; None: they are sent unchanged."""
         match self.kind:
             case CompressionKind.TOP_K if self.k < count:
                 return _vector_codec(f"topk:{self.k / count!r}")

@@ -11,11 +11,11 @@ from asyncpar.net.transport.lane_kinds import parse_transport
 
 
 class BackendNotRegistered(UsageError):  # noqa: N818
-    """The runtime knows no backend of this name; the message says which it knows."""
+    """The runtime has no backend of this name; the message lists those it has."""
 
 
 class BackendUnavailable(UsageError):  # noqa: N818
-    """The backend cannot work here; the message says what it needs, and how to install it where that helps."""
+    """The backend cannot work here; the message states what it needs, and how to install it where that helps."""
 
 
 class NoGroup(UsageError):  # noqa: N818
@@ -23,20 +23,19 @@ class NoGroup(UsageError):  # noqa: N818
 
 
 class GroupNotFound(UsageError):  # noqa: N818
-    """The runtime has no group of this name on this rank; the message says which it has."""
+    """The runtime has no group of this name on this rank; the message lists those it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """Settings of a backend.
 
-    ``timeout`` is for how many seconds an operation may go without progress before it raises ``PeerTimeout`` (None: for
-    ever), and for how long a backend that has to wait for its ranks does so.  ``compression`` is what all-reduced sums
-    and averages of floating-point arrays go through in ``CommunicationRuntime.collective_op``.  ``rank`` and
-    ``world_size`` are this process's place; a backend that is told its place by who started it checks
-    them.  ``transport`` pins the lanes of the native backend (``shm``, ``tcp``, ``grpc``).  ``rendezvous`` is where the
-    ranks of the Gloo backend meet: ``tcp://host:port``, where rank 0 listens, or ``file:///path`` of a file that does
-    not exist yet.
+    ``timeout`` is the number of seconds that an operation may go without progress before it raises ``PeerTimeout``
+    (None: forever), and for which a backend waits for its ranks.  ``compression`` is applied to all-reduced sums and
+    averages of floating-point arrays in ``CommunicationRuntime.collective_op``.  ``rank`` and ``world_size`` are this
+    process's place; a backend that receives its place from its launcher checks them.  ``transport`` pins the lanes of
+    the native backend (``shm``, ``tcp``, ``grpc``).  ``rendezvous`` is the meeting point of the Gloo backend's ranks:
+    ``tcp://host:port``, where rank 0 listens, or ``file:///path`` of a file that does not exist yet.
     """
 
     timeout: float | None = 30.0
@@ -59,7 +58,7 @@ class BackendConfig:
         parse_transport(self.transport)
 
     def check_place(self, backend: str, *, rank: int, world_size: int) -> None:
-        """Raise ``UsageError`` if ``backend`` has put this process in another place than the one asked for."""
+        """Raise ``UsageError`` if ``backend`` has put this process in another place than the configured one."""
         for name, wanted, found in (("rank", self.rank, rank), ("world_size", self.world_size, world_size)):
             if wanted is not None and wanted != found:
                 raise UsageError(
@@ -67,7 +66,7 @@ class BackendConfig:
                 )
 
     def refuse(self, backend: str, *fields: str) -> None:
-        """Raise ``UsageError`` if one of ``fields`` is set, for which ``backend`` has no use."""
+        """Raise ``UsageError`` if one of ``fields`` is set, which ``backend`` does not use."""
         for field in fields:
             value = getattr(self, field)
             if value is not None:

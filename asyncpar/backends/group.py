@@ -1,4 +1,4 @@
-"""A group of a runtime: ranks of one backend that do collective operations together."""
+"""A group of a runtime: ranks of one backend that run collective operations together."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from asyncpar.errors import UsageError
 class CommunicationGroup:
     """A group of ranks of one backend.  ``communicator`` has all operations, ``run`` those of ``CollectiveOp``.
 
-    A group is equal to its name, which ``str`` gives, and of two groups each is equal to itself alone.
-    Sums and averages that ``run`` all-reduces go through ``compression``; what is called on ``communicator`` does not.
+    A group is equal to its name, which ``str`` returns, and to no other group.  ``compression`` applies to sums and
+    averages all-reduced by ``run``, not to calls of ``communicator``.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CommunicationGroup:
         return self.communicator.ranks
 
     def metrics(self) -> CommunicationMetrics:
-        """Return what the operations of this group have cost so far, also those called on ``communicator``."""
+        """Return the metrics of this group's operations so far, including those called on ``communicator``."""
         compressed = None if self._compressed is None else self._compressed.traffic
         return metrics_of(self.communicator.traffic, compressed, self._tally)
 
@@ -107,13 +107,12 @@ class CommunicationGroup:
         out: Array | None = None,
         key: str | None = None,
     ) -> Coroutine[Any, Any, CollectiveResult]:
-        """Begin ``operation``; it runs when what this returns is awaited.
+        """Start ``operation``; it runs when the returned coroutine is awaited.
 
-        ``x``, ``root``, ``tag``, ``out`` and ``key`` are those of the method of ``Communicator`` that has its name,
-        ``reduction`` is its ``op``; ``peer`` is the ``dest`` of a send and
-        the ``source`` of a receive (None: any rank).  One that the operation does not have is a ``UsageError``.  Errors
-        are those of that method; wrong arguments raise at once, and the call takes its place all the same: it ends on
-        the other ranks with the reason.
+        ``x``, ``root``, ``tag``, ``out`` and ``key`` are those of the method of ``Communicator`` of the same name,
+        ``reduction`` is its ``op``; ``peer`` is the ``dest`` of a send and the ``source`` of a receive (None: any
+        rank).  An argument that the operation does not have raises ``UsageError``.  Errors are those of that method;
+        wrong arguments raise at once, but the call still takes its place: it ends on the other ranks with the reason.
         """
         asked = operation
         given = {"x": x, "reduction": reduction, "root": root, "peer": peer, "tag": tag, "out": out, "key": key}
@@ -169,7 +168,7 @@ class CommunicationGroup:
         return self.communicator.send(x, peer, tag=tag)
 
     def _refuse(self, error: Exception, operation: object, given: Mapping[str, Any]) -> None:
-        """Give a call its place that is refused: it ends on the other ranks, wherever they have it."""
+        """Give a refused call its place: it ends on the other ranks, wherever they have it."""
         key = given["key"]
         if operation == CollectiveOp.SEND:
             self.communicator.refuse_send(error, given["peer"], tag=given["tag"])
@@ -185,10 +184,10 @@ class CommunicationGroup:
     # -- what may be compressed ------------------------------------------------------------------------------------
 
     def _may_compress(self, operation: object, reduction: object) -> bool:
-        """Is this a sum or average that goes through a codec if its array can?
+        """Return whether this is a sum or average that uses a codec if its array allows it.
 
-        All such calls are in ``_apart``, also those of arrays that travel as they are, and those that are refused: what
-        the arrays are may differ between ranks, where a call has its place must not.
+        All such calls are in ``_apart``, including those of arrays that are sent unencoded, and refused ones: the
+        arrays may differ between ranks, but the place of a call must not.
         """
         others = (ReductionOp.MIN, ReductionOp.MAX, ReductionOp.PRODUCT)
         return (
@@ -200,7 +199,7 @@ class CommunicationGroup:
         )
 
     def _apart(self) -> Communicator:
-        """Return the communicator of what may be compressed."""
+        """Return the communicator of calls that may be compressed."""
         if self._compressed is None:
             self._compressed = self.communicator.subgroup(range(self.size), key="compressed")
             assert self._compressed is not None
@@ -212,7 +211,7 @@ class CommunicationGroup:
         return _Use(name, number)
 
     def _codec(self, x: Any, out: Array | None, key: str | None) -> Codec | None:
-        """Return what the values of ``x`` go through if they are real numbers, and check the arguments."""
+        """Return the codec of the values of ``x`` if they are real numbers, and check the arguments."""
         check_key(key)
         if is_device_array(x):
             raise UsageError(
@@ -312,7 +311,7 @@ def _check_arguments(operation: CollectiveOp, given: Mapping[str, object]) -> No
 
 
 def _shown(value: object) -> str:
-    """Return what errors call ``value``: an array is not shown whole."""
+    """Return the form of ``value`` in errors: an array is not shown whole."""
     return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
 
 

@@ -1,9 +1,9 @@
-"""The message lane: frames over a channel of messages, such as MPI's, whatever carries them.
+"""The message lane: frames over any channel of messages, such as MPI's.
 
-Frames are packed into messages of limited length; frames that wait together travel together.  Bytes are copied
-into a message on one side and out of it on the other, piece by piece within the cache.  Handing the user's memory to
-the channel instead would save that, but such a channel does not give memory back before it has finished with it, for
-which it may need a peer that hangs; and the caller of a cancelled operation gets its array back at once.
+Frames are packed into messages of limited length; frames that wait together are sent together.  Bytes are copied into a
+message on one side and out of it on the other, piece by piece within the cache.  Passing the user's memory to the
+channel instead would save that, but such a channel does not release memory before it has finished with it, for which it
+may need a peer that hangs; and the caller of a cancelled operation gets its array back at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Receiver(Protocol):
     """The callbacks of a channel: on the event loop, without blocking, none before ``MessageChannel.open``."""
 
     def arrived(self, message: memoryview) -> None:
-        """Take a message, which comes in order; its memory is valid during the call."""
+        """Handle a message, which arrives in order; its memory is valid during the call."""
         ...
 
     def ended(self) -> None:
-        """Handle ``MessageChannel.end`` of the other side; nothing more comes."""
+        """Handle ``MessageChannel.end`` of the other side; nothing more arrives."""
         ...
 
     def has_room(self) -> None:
@@ -37,7 +37,7 @@ class Receiver(Protocol):
         ...
 
     def broke(self, cause: str) -> None:
-        """Take the end of the channel for both directions."""
+        """Handle the end of the channel in both directions."""
         ...
 
 
@@ -45,21 +45,21 @@ class MessageChannel(ABC):
     """Carries messages of bytes to and from one peer, in order, each exactly once."""
 
     message_bytes: int
-    """Most bytes of a message."""
+    """Limit of bytes in a message."""
 
     @property
     @abstractmethod
     def is_full(self) -> bool:
-        """Is the number of messages under way at its limit?"""
+        """Whether the number of messages in flight is at its limit."""
 
     @property
     @abstractmethod
     def is_idle(self) -> bool:
-        """Has everything that was posted left?"""
+        """Whether all posted messages have left."""
 
     @abstractmethod
     def open(self, receiver: Receiver) -> None:
-        """Begin to deliver; messages that came before are delivered at once."""
+        """Start delivering; messages that arrived before are delivered at once."""
 
     @abstractmethod
     def post(self, segments: Sequence[bytes | memoryview]) -> None:
@@ -67,7 +67,7 @@ class MessageChannel(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Tell the other side, after all that was posted, that nothing more comes.  Idempotent."""
+        """Notify the other side, after all posted messages, that nothing more comes.  Idempotent."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -75,14 +75,14 @@ class MessageChannel(ABC):
 
 
 class ProgressEngine(ABC):
-    """The channels of one rank to all others, and what makes progress with them."""
+    """The channels of one rank to all others, and the driver of their progress."""
 
     @abstractmethod
     def open(self, *, meet: Callable[[int], None], leave: Callable[[int], None]) -> None:
-        """Begin to receive.
+        """Start receiving.
 
-        ``meet`` is called with a rank whose first message is here before its channel was asked for; ``leave`` instead
-        if that is the end of its messages.
+        ``meet`` is called with a rank whose first message arrives before its channel was requested, or ``leave`` if
+        that is the end of its messages.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class ProgressEngine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Tell all ranks that this one ends, wait until all have (for at most a second), and stop receiving."""
+        """Notify all ranks that this one ends, wait until all have (at most a second), and stop receiving."""
 
 
 class MessageConnector(Connector):
@@ -103,7 +103,7 @@ class MessageConnector(Connector):
         self._links: Links | None = None
 
     def join(self, links: Links) -> None:
-        """Begin to carry the frames of ``links``."""
+        """Start carrying the frames of ``links``."""
         self._links = links
         self._engine.open(meet=self._meet, leave=links.report_left)
 
@@ -216,7 +216,7 @@ class MessageLane(Lane):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _post_waiting(self) -> None:
-        """Post as much as there is room for; when closing, see whether that was all."""
+        """Post as much as there is room for; when closing, check whether that was all."""
         while self._writer and not self._channel.is_full:
             segments = self._writer.segments(self._limit)
             self._channel.post(segments)
@@ -227,7 +227,7 @@ class MessageLane(Lane):
                 self._through.set_result(None)
 
     def _lose(self, cause: str) -> None:
-        """Tell the owner, once, that the channel has ended."""
+        """Notify the owner, once, that the channel has ended."""
         if not self._is_open:
             return
         events = self._events

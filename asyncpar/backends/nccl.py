@@ -1,4 +1,4 @@
-"""The backend ``nccl``: a world all of whose ranks move device arrays by NCCL, or none that opens."""
+"""The backend ``nccl``: a world in which all ranks move device arrays by NCCL, or that does not open."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class NcclOfRank:
 def nccl_over(open_world: OpenBackend) -> OpenBackend:
     """Return the backend of the world that ``open_world`` opens, if NCCL moves the device arrays of all its ranks.
 
-    Arrays of numpy go over the lanes of that world.  Opening raises ``BackendUnavailable`` on all ranks, with the first
-    rank that has not what it needs and what to install there, or two whose versions differ.
+    Arrays of numpy use the lanes of that world.  Opening raises ``BackendUnavailable`` on all ranks, naming the first
+    rank with missing requirements and what to install there, or two ranks whose versions differ.
     """
 
     @asynccontextmanager
@@ -40,7 +40,7 @@ def nccl_over(open_world: OpenBackend) -> OpenBackend:
 
 
 async def check_nccl(communicator: Communicator) -> None:
-    """Raise ``BackendUnavailable`` on all ranks unless all have NCCL, of one version."""
+    """Raise ``BackendUnavailable`` on all ranks unless all have NCCL of the same version."""
     host = DeviceHost.of(communicator._engine.table)
     version = 0 if host.fabric is None else host.fabric.versions.nccl
     mine = NcclOfRank(reason="" if host.fabric is not None else host.reason or "it has no NCCL", version=version)
@@ -65,4 +65,4 @@ def find_problem(every: Sequence[NcclOfRank], ranks: Sequence[int]) -> str | Non
 
 
 open_nccl: OpenBackend = nccl_over(open_native)
-"""Join the world as the native backend does, and be sure that NCCL moves the device arrays of all ranks."""
+"""Joins the world like the native backend, and ensures that NCCL moves the device arrays of all ranks."""

@@ -33,7 +33,7 @@ _NUMERIC: dict[str, ReduceOp] = {"sum": "sum", "average": "mean", "min": "min", 
 class CollectiveOp(enum.StrEnum):
     """The collective operations.  ``Communicator`` has methods of the same names.
 
-    SEND and RECV are of two ranks, which name each other as ``peer``.
+    SEND and RECV involve two ranks, which name each other as ``peer``.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -53,9 +53,8 @@ class CollectiveOp(enum.StrEnum):
 class CollectiveResult:
     """The result of an operation on this rank.
 
-    ``value`` is None for a barrier and for what is sent, and on the ranks that get nothing from a reduce or gather.
-    ``codec`` names what the values went through on the wire (empty: they travelled as they are); ``seconds`` is what
-    the call took.
+    ``value`` is None for a barrier and a send, and on the ranks that get nothing from a reduce or gather.  ``codec``
+    names the encoding of the values on the wire (empty: none); ``seconds`` is the duration of the call.
     """
 
     operation: CollectiveOp
@@ -69,8 +68,9 @@ class CollectiveResult:
 class OperationMetrics:
     """Sums over the calls of one operation on this rank.
 
-    ``count`` are those that finished, ``bytes`` the payload that this rank sent for them, without headers, ``seconds``
-    from the first await of a call to its end.  ``errors`` are calls of ``collective_op`` that raised.
+    ``count`` is the number of finished calls, ``bytes`` the payload that this rank sent for them, without headers,
+    ``seconds`` the time from the first await of a call to its end.  ``errors`` are calls of ``collective_op`` that
+    raised.
     """
 
     count: int = 0
@@ -139,7 +139,7 @@ class CommunicationMetrics:
 
     @property
     def avg_bandwidth(self) -> float:
-        """``total_bytes`` for each second of ``total_time``; 0 before the first operation."""
+        """``total_bytes`` per second of ``total_time``; 0 before the first operation."""
         return self.total_bytes / self.total_time if self.total_time else 0.0
 
     def of(self, operation: str) -> OperationMetrics:
@@ -153,7 +153,7 @@ class CommunicationMetrics:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the same for notebooks."""
+        """Return the same table for notebooks."""
         return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ from asyncpar.errors import AsyncparError, UsageError
 
 
 def shipped_backends() -> dict[str, OpenBackend]:
-    """Return the backends that come with asyncpar, by name."""
+    """Return the built-in backends, by name."""
     return {
         str(CommunicationBackend.NATIVE): open_native,
         str(CommunicationBackend.THREAD): PROCESS_THREADS,
@@ -42,7 +42,7 @@ class OpenedBackend:
     communicator: Communicator
     compression: CompressionAlgorithm
     task: asyncio.Task[None] | None
-    """Holds the world open; None for a world that is open already, and stays so."""
+    """Holds the world open; None for a world that was open before, and stays so."""
     is_closing: asyncio.Event
 
     def group(self, name: str, communicator: Communicator) -> CommunicationGroup:
@@ -58,7 +58,7 @@ class OpenedBackend:
 
 
 async def open_in_task(name: str, backend: OpenBackend, config: BackendConfig) -> OpenedBackend:
-    """Open ``backend`` in a task of its own, which enters and leaves it, and return when it is open."""
+    """Open ``backend`` in a separate task, which enters and leaves it, and return once it is open."""
     started: asyncio.Future[Communicator] = asyncio.get_running_loop().create_future()
     is_closing = asyncio.Event()
     task = asyncio.create_task(_hold(name, backend, config, started, is_closing), name=f"asyncpar backend {name}")
@@ -100,7 +100,7 @@ async def _hold(
 
 
 WORLD = "world"
-"""Name of the group of all ranks of the backend that was opened first."""
+"""Name of the group of all ranks of the first opened backend."""
 
 _EXISTING = "existing"
 
@@ -108,8 +108,8 @@ _EXISTING = "existing"
 class CommunicationRuntime:
     """The communication of one rank; use it as ``async with``, or call ``finalize`` at the end.
 
-    Backends that come with asyncpar are registered under the names of ``CommunicationBackend``.  Each backend that is
-    initialized is a world of its own, whose ranks do the same things in the same order.
+    The built-in backends are registered under the names of ``CommunicationBackend``.  Each initialized backend is a
+    separate world, whose ranks make the same calls in the same order.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,8 @@ class CommunicationRuntime:
     def on(cls, communicator: Communicator, *, group: str = WORLD) -> Self:
         """Return a runtime whose default group, called ``group``, is ``communicator``, such as ``node.world``.
 
-        It keeps its timeout, and stays open when the runtime is finalized.  Raises ``UsageError`` for anything else.
+        ``communicator`` keeps its timeout, and stays open when the runtime is finalized.  Raises ``UsageError`` for
+        anything else.
         """
         if not isinstance(communicator, Communicator):
             raise UsageError(
@@ -160,9 +161,10 @@ class CommunicationRuntime:
         return tuple(sorted(self._known))
 
     def register_backend(self, name: CommunicationBackend | str, backend: OpenBackend) -> None:
-        """Know ``backend`` by ``name`` from now on, instead of another one that had it.
+        """Register ``backend`` under ``name`` from now on, replacing another one of that name.
 
-        Raises ``UsageError`` for an empty name, for what cannot be a backend, and while one of that name is open.
+        Raises ``UsageError`` for an empty name, for an object that cannot be a backend, and while one of that name is
+        open.
         """
         if not name:
             raise UsageError(f"name: expected a name of at least one character, got {name!r}")
@@ -184,10 +186,9 @@ class CommunicationRuntime:
     ) -> CommunicationGroup:
         """Open a backend and return the group of all its ranks, which is the default group if it is the first.
 
-        The group is called ``group``: by default ``world``, and for further backends as the backend.  ``config``
-        has its settings (None: the defaults).  Raises
-        ``BackendNotRegistered``, ``BackendUnavailable`` when what it needs is not there, ``UsageError`` for settings
-        that do not fit, and what the backend raises when ranks do not come.
+        The group is called ``group``: by default ``world``, and for further backends like the backend.  ``config`` has
+        its settings (None: the defaults).  Raises ``BackendNotRegistered``, ``BackendUnavailable`` if its requirements
+        are missing, ``UsageError`` for settings that do not fit, and the errors of the backend if ranks do not arrive.
         """
         name = str(backend)
         found = self._known.get(name)
@@ -232,16 +233,17 @@ class CommunicationRuntime:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The names of the groups that this rank is in."""
+        """The names of this rank's groups."""
         return tuple(self._groups)
 
     def create_group(
         self, name: str, ranks: Iterable[int] | None = None, *, within: str | None = None
     ) -> CommunicationGroup | None:
-        """Make a group of ``ranks`` (default: all) of the group ``within`` (default: the default group).
+        """Create a group of ``ranks`` (default: all) of the group ``within`` (default: the default group).
 
-        Its ranks get it, the others None.  Nothing is sent: all ranks of the group make it, by the same name.  Raises
-        ``UsageError`` for a name that is taken and for ranks that do not exist, ``NoGroup``, ``GroupNotFound``.
+        Returns it on its ranks, None on the others.  Nothing is sent: all ranks of ``within`` create it, by the same
+        name.  Raises ``UsageError`` for a name that is taken and for ranks that do not exist, ``NoGroup``,
+        ``GroupNotFound``.
         """
         parent = self.get_group(within)
         if not name:
@@ -256,7 +258,7 @@ class CommunicationRuntime:
         return self._groups[name]
 
     def get_group(self, name: str | CommunicationGroup | None = None) -> CommunicationGroup:
-        """Return the group called ``name`` (or the one that has the name of that group); without it the default group.
+        """Return the group called ``name`` (or with the name of that group); by default the default group.
 
         Raises ``NoGroup`` before a backend is initialized and after ``finalize``, ``GroupNotFound`` for a group that
         does not exist or that this rank is not in.
@@ -286,7 +288,7 @@ class CommunicationRuntime:
         out: Array | None = None,
         key: str | None = None,
     ) -> Coroutine[Any, Any, CollectiveResult]:
-        """Begin ``operation`` in ``group`` (default: the default group).
+        """Start ``operation`` in ``group`` (default: the default group).
 
         ``x``, ``reduction``, ``root``, ``peer``, ``tag``, ``out`` and ``key`` are those of ``CommunicationGroup.run``.
         """
@@ -295,7 +297,7 @@ class CommunicationRuntime:
         )
 
     def get_metrics(self, group: str | None = None) -> CommunicationMetrics:
-        """Return the metrics of ``group`` so far; without it, those of all groups, finalized ones included."""
+        """Return the metrics of ``group`` so far; by default those of all groups, including finalized ones."""
         if group is not None:
             return self.get_group(group).metrics()
         return sum_metrics([*self._past, *(known.metrics() for known in self._groups.values())])

@@ -20,8 +20,8 @@ from asyncpar.node import start_node
 class ThreadBackend:
     """A world of ``size`` ranks in this process: one object, which all of them register or pass on.
 
-    A rank is taken once.  Those that do not say which they are get the lowest that is free.  Ranks may be tasks of one
-    event loop, or of the loops of several threads.
+    Each rank is taken once.  A configuration without a rank gets the lowest free one.  Ranks may be tasks of one event
+    loop, or of the loops of several threads.
     """
 
     def __init__(self, size: int = 1) -> None:
@@ -36,17 +36,17 @@ class ThreadBackend:
 
     @asynccontextmanager
     async def __call__(self, config: BackendConfig) -> AsyncIterator[Communicator]:
-        """Open the backend as one of the ranks, once all of them have come.
+        """Open the backend as one of the ranks, once all of them have arrived.
 
-        Raises ``PeerTimeout``, naming them, when some do not come within ``config.timeout``; the rank may be tried
-        again then.
+        Raises ``PeerTimeout`` naming the ranks that do not arrive within ``config.timeout``; opening may be retried
+        then.
         """
         async with self.open_as(self.take(config), config) as communicator:
             yield communicator
 
     @asynccontextmanager
     async def open_as(self, rank: int, config: BackendConfig) -> AsyncIterator[Communicator]:
-        """Open the backend as ``rank``, which was taken; see ``__call__``."""
+        """Open the backend as ``rank``, which has been taken; see ``__call__``."""
         try:
             node = await start_node(lambda stack: self._attach(stack, rank))
         except BaseException:
@@ -63,16 +63,16 @@ class ThreadBackend:
             await node.stop()
 
     def is_free(self, rank: int | None) -> bool:
-        """Has ``rank`` (None: any) not been taken?"""
+        """Return whether ``rank`` (None: any) is still free."""
         return len(self._taken) < self.size and rank not in self._taken
 
     @property
     def is_complete(self) -> bool:
-        """Have all ranks been taken?"""
+        """Whether all ranks have been taken."""
         return len(self._taken) == self.size
 
     def take(self, config: BackendConfig) -> int:
-        """Return the rank that ``config`` asks for, or the lowest free one, taken."""
+        """Take the rank of ``config``, or the lowest free one, and return it."""
         config.refuse("thread", "transport", "rendezvous")
         if config.world_size is not None and config.world_size != self.size:
             raise UsageError(
@@ -90,7 +90,7 @@ class ThreadBackend:
         return rank
 
     def _give_back(self, rank: int) -> None:
-        """Make ``rank`` available again, unless the world has been complete with it."""
+        """Make ``rank`` available again, unless the world was complete with it."""
         with self._lock:
             if len(self._arrived) < self.size:
                 self._taken.discard(rank)
@@ -130,10 +130,10 @@ class ThreadBackend:
 
 
 class ProcessThreads:
-    """The thread backend of a process: ranks that open it with equal ``world_size`` meet, whichever threads they are.
+    """The thread backend of a process: ranks that open it with equal ``world_size`` meet, in any threads.
 
     The ``k``-th time that a rank opens a world of that size, it meets the others that do so for the ``k``-th time.  A
-    configuration without ``world_size`` is of a world of one.
+    configuration without ``world_size`` means a world of one.
     """
 
     def __init__(self) -> None:
@@ -157,10 +157,10 @@ class ProcessThreads:
 
 
 PROCESS_THREADS = ProcessThreads()
-"""The one of this process: ranks that have nothing else in common meet here."""
+"""The backend of this process, where ranks that have nothing else in common meet."""
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set ``event`` of another thread's loop; a closed loop is left alone."""
+    """Set ``event`` of another thread's loop; ignore a closed loop."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(event.set)

@@ -1,7 +1,7 @@
 """The Gloo backend: the collectives of asyncpar over point-to-point messages of ``torch.distributed``.
 
-As with MPI, the messages of asyncpar's own algorithms travel, rather than Gloo's collectives being called.  Between
-hosts Gloo's connections are neither encrypted nor authenticated: that is for networks where this does not matter.
+As with MPI, Gloo carries the messages of asyncpar's own algorithms; its collectives are not used.  Between hosts Gloo's
+connections are neither encrypted nor authenticated: use it only on networks where this does not matter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncpar.node import start_node
 
 _COSTS = LaneCosts(latency=200e-6, bandwidth=1e9)
 _FOR_EVER = timedelta(days=3650)
-"""Gloo breaks connections on which nothing comes for its timeout; how long an operation may take is ours to say."""
+"""Gloo breaks connections on which nothing arrives for its timeout, but the time limit of operations is ours to set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Met:
 
 
 def meet(store: Any, distributed: Any, *, rank: int, size: int, timeout: float | None) -> Met:
-    """Wait for all ranks in ``store`` of torch and join them in a process group of their own.
+    """Wait for all ranks in ``store`` of torch and join them in a separate process group.
 
-    On one host it listens on loopback only.  Raises ``PeerTimeout``, naming them, when ranks do not come within
+    On one host it listens on loopback only.  Raises ``PeerTimeout`` naming the ranks that do not arrive within
     ``timeout`` seconds.
     """
     patience = _FOR_EVER if timeout is None else timedelta(seconds=timeout)
@@ -77,12 +77,12 @@ def _join(distributed: Any, store: Any, rank: int, size: int, *, is_alone: bool)
 
 @asynccontextmanager
 async def open_gloo(config: BackendConfig) -> AsyncIterator[Communicator]:
-    """Open the backend as one of the ranks that rendezvous as ``torch.distributed`` does.
+    """Open the backend as one of the ranks that rendezvous like those of ``torch.distributed``.
 
-    Where they meet is ``config.rendezvous``, by default what ``torchrun`` sets in the environment (``MASTER_ADDR``,
-    ``MASTER_PORT``); rank and world size are those of the configuration, else ``RANK`` and ``WORLD_SIZE`` of the
-    environment.  Raises ``BackendUnavailable`` without torch, ``UsageError`` for a rank or size that is not given,
-    ``PeerTimeout`` when ranks do not come within ``config.timeout``.
+    They meet at ``config.rendezvous``, by default at the address that ``torchrun`` sets in the environment
+    (``MASTER_ADDR``, ``MASTER_PORT``); rank and world size are those of the configuration, else ``RANK`` and
+    ``WORLD_SIZE`` of the environment.  Raises ``BackendUnavailable`` without torch, ``UsageError`` for a missing rank
+    or size, ``PeerTimeout`` if ranks do not arrive within ``config.timeout``.
     """
     config.refuse("gloo", "transport")
     torch, distributed = load_torch()
@@ -124,7 +124,7 @@ def _number(field: str, variable: str) -> int:
 
 
 def _open(distributed: Any, config: BackendConfig, rank: int, size: int) -> Met:
-    """Find the others.  Blocks."""
+    """Meet the other ranks.  Blocks."""
     if config.rendezvous is None and size == 1:
         return meet(distributed.HashStore(), distributed, rank=rank, size=size, timeout=config.timeout)
     patience = {} if config.timeout is None else {"timeout": timedelta(seconds=config.timeout)}
@@ -138,7 +138,7 @@ def _open(distributed: Any, config: BackendConfig, rank: int, size: int) -> Met:
 
 
 def attach_gloo(torch: Any, met: Met, rank: int) -> Attach:
-    """Attach as ``rank`` to the world of those that have met."""
+    """Attach as ``rank`` to the world of the ranks that have met."""
     members = tuple(
         Member(rank=other, host=host, host_id=host, local_rank=met.hosts[:other].count(host))
         for other, host in enumerate(met.hosts)

@@ -1,8 +1,8 @@
 """Messages to and from one rank over a process group of torch, whose operations block: a thread for each direction.
 
-A message travels as an opening of fixed length, since a receiver must know how much comes, and what does not fit into
-that.  The opening is the length of the whole as a little-endian u64, then its first bytes; length 0 is the end.  Gloo
-sends only what the other end has asked for, so several openings are asked for beforehand.
+A message is sent as an opening of fixed length, since a receiver must know how much comes, and the rest that does not
+fit into that.  The opening is the length of the whole as a little-endian u64, then its first bytes; length 0 is the
+end.  Gloo sends only what the other end has requested, so several openings are requested in advance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from asyncpar.backends.message_lane import MessageChannel, Receiver
 
 WINDOW = 8
-"""Most messages of one direction that are between the loop and the thread."""
+"""Limit of messages of one direction between the loop and the thread."""
 
 MESSAGE_BYTES = 1024 * 1024
 OPENING_BYTES = 4096
@@ -34,9 +34,9 @@ class GlooWork(Protocol):
 
 
 class Pipe(Protocol):
-    """Moves bytes of lengths that both ends know to and from one peer, openings and rests apart, each in order.
+    """Moves bytes of lengths known at both ends to and from one peer, openings and rests separately, each in order.
 
-    Waiting blocks, and raises ``RuntimeError`` where the operation has failed.
+    Waiting blocks, and raises ``RuntimeError`` if the operation has failed.
     """
 
     def send(self, piece: memoryview, *, is_rest: bool) -> GlooWork: ...
@@ -65,12 +65,12 @@ class GlooChannel(MessageChannel):
         self._meet: Callable[[], None] | None = None
         self._leave: Callable[[], None] | None = None
         self.has_peer_ended = False
-        """Has the last message come that ever will?"""
+        """Whether the last message has arrived."""
 
     def listen(self, *, meet: Callable[[], None], leave: Callable[[], None]) -> None:
-        """Begin to receive.
+        """Start receiving.
 
-        ``meet`` is called with the first message, if the channel is not open by then; ``leave`` if it is the end.
+        ``meet`` is called at the first message, if the channel is not open by then, or ``leave`` if it is the end.
         """
         self._meet, self._leave = meet, leave
         self._run(self._receive_all, "receives")
@@ -87,7 +87,7 @@ class GlooChannel(MessageChannel):
 
     @property
     def is_through(self) -> bool:
-        """Has everything left that was posted, and everything come that ever will?"""
+        """Whether all posted messages have left and the last message has arrived."""
         return self._broken is not None or (self.is_idle and self.has_peer_ended)
 
     def open(self, receiver: Receiver) -> None:
@@ -118,7 +118,7 @@ class GlooChannel(MessageChannel):
         self._deliver()
 
     def join(self, timeout: float) -> None:
-        """Wait for the threads, which end with the last message or when the connection breaks.  Blocks."""
+        """Wait for the threads, which end with the last message or if the connection breaks.  Blocks."""
         for thread in self._threads:
             thread.join(timeout)
 
@@ -222,7 +222,7 @@ class GlooChannel(MessageChannel):
         return message
 
     def _tell(self, what: Callable[..., None], *args: Any) -> bool:
-        """Call ``what`` on the loop; False if that is closed."""
+        """Call ``what`` on the loop; return False if that is closed."""
         try:
             self._loop.call_soon_threadsafe(what, *args)
         except RuntimeError:
@@ -231,6 +231,6 @@ class GlooChannel(MessageChannel):
 
 
 def _first_line(error: RuntimeError) -> str:
-    """Return the first line of Gloo's error: the rest is its source line and advice."""
+    """Return the first line of Gloo's error; the rest is its source line and advice."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     return text.rpartition("] ")[2].partition(". This is")[0] if text.startswith("[") else text

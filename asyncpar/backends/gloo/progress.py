@@ -1,10 +1,10 @@
 """The progress engine of one rank over a process group of torch.
 
 Theory of operation.  ``torch.distributed`` has no descriptor to wait on either, and its operations block in the calling
-thread, with the interpreter free.  So each peer has a thread that receives, from the beginning (Gloo joins all ranks
-from the beginning, too), and one that sends, from the first message on; both hand over to the event loop.
+thread, with the interpreter released.  So each peer has a thread that receives, from the beginning (Gloo joins all
+ranks from the beginning, too), and one that sends, from the first message on; both communicate with the event loop.
 
-The process group belongs to the backend alone; that of ``init_process_group`` is neither needed nor touched.
+The process group belongs to the backend alone; that of ``init_process_group`` is neither needed nor used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TorchPipe:
         return self._torch.frombuffer(memory, dtype=self._torch.uint8)
 
     def break_all(self) -> None:
-        """End whatever is under way in the process group with an error: Gloo does that when a wait takes too long."""
+        """End everything in progress in the process group with an error, as Gloo does when a wait takes too long."""
         try:
             waiting = self._group.recv([self._tensor(memoryview(bytearray(1)))], self._peer, _NEVER_SENT)
             waiting.wait(timedelta(milliseconds=1))

@@ -1,8 +1,8 @@
 """The MPI backend: the collectives of asyncpar over point-to-point messages of MPI.
 
-The messages of asyncpar's own algorithms travel over MPI, rather than each collective being one of MPI's: so keys,
-order, mismatches, cancellation, deadlines, any numeric dtype and bit-identical results are the same as everywhere.  No
-port is opened; rank and size are those of ``MPI.COMM_WORLD``.
+MPI carries the messages of asyncpar's own algorithms; its collectives are not used: so keys, order, mismatches,
+cancellation, deadlines, any numeric dtype and bit-identical results are the same as everywhere.  No port is opened;
+rank and size are those of ``MPI.COMM_WORLD``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME_BYTES = 256
 
 
 class MpiWorld:
-    """A world over all processes of a communicator of MPI: usually one rank in each, and that process's.
+    """A world over all processes of an MPI communicator: usually with one rank in each.
 
     The engines of its ranks share private communicators.
     """
@@ -43,9 +43,10 @@ class MpiWorld:
 
     @classmethod
     async def open(cls, mpi: Any, everyone: Any, *, size: int | None = None, timeout: float | None) -> Self:
-        """Make the world together with all processes of ``everyone``; of ``size`` ranks, by default one per process.
+        """Create the world together with all processes of ``everyone``, with ``size`` ranks, by default one per
+        process.
 
-        More are dealt out to the processes in turn.  Raises ``PeerTimeout`` when not all processes do this within
+        More are assigned to the processes in turn.  Raises ``PeerTimeout`` unless all processes do this within
         ``timeout`` seconds.
         """
         processes: int = everyone.Get_size()
@@ -55,7 +56,7 @@ class MpiWorld:
         return cls(mpi, communicators, _make_world(hosts, size))
 
     def attach(self, rank: int) -> Attach:
-        """Attach to the world as ``rank``, which must be one of this process's."""
+        """Attach to the world as ``rank``, which must be one of this process."""
 
         async def attach(stack: AsyncExitStack) -> WorldBootstrap:
             engine = MpiProgress(self._mpi, self._communicators, rank=rank, size=self.world.size)
@@ -74,9 +75,9 @@ class MpiWorld:
         return attach
 
     def free(self) -> None:
-        """Give the communicators back, once all nodes have stopped.
+        """Free the communicators, once all nodes have stopped.
 
-        Not if messages may be left in them, which would turn up in communicators that MPI makes later.
+        They are not freed if messages may be left in them, which would appear in communicators that MPI creates later.
         """
         if all(engine.is_through for engine in self._engines):
             for communicator in self._communicators:
@@ -110,7 +111,7 @@ async def _gather_hosts(mpi: Any, communicator: Any, timeout: float | None) -> l
 
 
 def _make_world(hosts: list[str], size: int) -> World:
-    """Return the world of ``size`` ranks, dealt out to processes that run on ``hosts``."""
+    """Return the world of ``size`` ranks, assigned to processes on ``hosts``."""
     placed = [hosts[rank % len(hosts)] for rank in range(size)]
     return World(
         members=tuple(
@@ -125,7 +126,7 @@ def _make_world(hosts: list[str], size: int) -> World:
 async def open_mpi(config: BackendConfig) -> AsyncIterator[Communicator]:
     """Open the backend as the rank that ``mpiexec`` has given this process.
 
-    Raises ``BackendUnavailable`` without mpi4py or an MPI library, ``PeerTimeout`` when some process does not open the
+    Raises ``BackendUnavailable`` without mpi4py or an MPI library, ``PeerTimeout`` if some process does not open the
     backend within ``config.timeout``, ``UsageError`` for a rank or world size other than MPI's.
     """
     config.refuse("mpi", "transport", "rendezvous")
@@ -143,9 +144,9 @@ async def open_mpi(config: BackendConfig) -> AsyncIterator[Communicator]:
 
 
 def load_mpi() -> Any:
-    """Return the module ``mpi4py.MPI``, which starts MPI unless it was started.
+    """Return the module ``mpi4py.MPI``, which starts MPI unless it is running.
 
-    Raises ``BackendUnavailable`` if it cannot, or if MPI may not be called from this thread.
+    Raises ``BackendUnavailable`` if that fails, or if MPI may not be called from this thread.
     """
     try:
         from mpi4py import MPI

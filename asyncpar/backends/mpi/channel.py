@@ -1,4 +1,4 @@
-"""Messages to and from one rank, by MPI's point-to-point operations that do not block."""
+"""Messages to and from one rank, by MPI's nonblocking point-to-point operations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MESSAGE_BYTES = 256 * 1024
 """Small enough that copying a message on both sides stays in the cache."""
 
 WINDOW = 8
-"""Most messages to one rank that MPI has not finished with."""
+"""Limit of messages to one rank that MPI has not finished."""
 
 _SMALL_BYTES = 16 * 1024
-"""Up to here fresh memory costs less than keeping some."""
+"""Size up to which fresh memory costs less than keeping some."""
 
 
 class MessagePool:
-    """Memory for messages, used again and again."""
+    """Reusable memory for messages."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
@@ -39,9 +39,9 @@ class MessagePool:
 
 
 class MpiChannel(MessageChannel):
-    """``send(message)`` and ``receive(probed, message)`` begin an operation of MPI and return its request.
+    """``send(message)`` and ``receive(probed, message)`` start an MPI operation and return its request.
 
-    ``wake`` is called when there is something to make progress with.
+    ``wake`` is called when there is work to progress.
     """
 
     message_bytes = MESSAGE_BYTES
@@ -57,7 +57,7 @@ class MpiChannel(MessageChannel):
         self._is_stopped = False
         self._broken: str | None = None
         self.has_peer_ended = False
-        """Has the last message come that ever will?"""
+        """Whether the last message has arrived."""
 
     @property
     def is_full(self) -> bool:
@@ -69,12 +69,12 @@ class MpiChannel(MessageChannel):
 
     @property
     def is_moving(self) -> bool:
-        """Are operations of MPI under way?"""
+        """Whether MPI operations are in progress."""
         return bool(self._outgoing or (self._incoming and (self._receiver is not None or self._is_stopped)))
 
     @property
     def is_backed_up(self) -> bool:
-        """Does so much wait for ``open`` that nothing more should be received?"""
+        """Whether so much waits for ``open`` that nothing more should be received."""
         return len(self._incoming) >= WINDOW and self._receiver is None and not self._is_stopped
 
     def open(self, receiver: Receiver) -> None:
@@ -102,7 +102,7 @@ class MpiChannel(MessageChannel):
         self._is_stopped = True
 
     def break_off(self, cause: str) -> None:
-        """Send and deliver nothing more.  What MPI has begun goes on, since it does not give memory back before."""
+        """Stop sending and delivering.  Operations that MPI has begun continue, since it keeps their memory."""
         self._broken = self._broken or cause
         receiver = self._receiver
         self.stop()
@@ -114,7 +114,7 @@ class MpiChannel(MessageChannel):
         return [*self._outgoing, *self._incoming]
 
     def take(self, request: Any, message: memoryview) -> None:
-        """Take a message that has begun to arrive."""
+        """Handle a message that has begun to arrive."""
         self._incoming.append((request, message))
 
     def progress(self) -> bool:

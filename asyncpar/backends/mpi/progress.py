@@ -1,11 +1,11 @@
-"""The progress engine of one rank: all its messages over MPI, handed out and made progress with by the event loop.
+"""The progress engine of one rank: all its messages over MPI, delivered and progressed by the event loop.
 
 Theory of operation.  MPI has no descriptor to wait on and moves data only while it is called, so the loop calls it, at
-intervals of a ``PollBackoff``.  A turn asks with one matched probe after another what has begun to arrive, from any
-rank, and begins to receive it into memory of the engine; it then tests the oldest operations of each channel.  No call
-blocks.  All are made on the loop's thread, so any level of thread support will do that allows for other threads at all.
+intervals of a ``PollBackoff``.  A turn detects arriving messages of any rank with one matched probe after another, and
+begins to receive them into memory of the engine; it then tests the oldest operations of each channel.  No call blocks.
+All are made on the loop's thread, so any level of thread support suffices that allows other threads at all.
 
-The engine uses communicators of its own (duplicates), so that nothing of it meets the user's own messages.
+The engine uses its own communicators (duplicates), so that its messages never meet the user's.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from asyncpar.backends.mpi.channel import MESSAGE_BYTES, MessagePool, MpiChannel
 from asyncpar.errors import ProtocolError
 
 SPIN_SECONDS = 0.003
-"""Look again at once for so long after something has moved."""
+"""Seconds of polling without pause after something has moved."""
 
 _SHARE = 1 / 8
 LONGEST_NAP = 0.005
 
 
 class PollBackoff:
-    """Look again at once while messages move; after that, sleep for an eighth of the time that nothing has moved.
+    """Poll without pause while messages move; after that, sleep for an eighth of the time for which nothing has moved.
 
-    So a message that comes late comes an eighth later still, at most and up to 5 ms, and a rank that waits for nothing
-    looks 200 times a second, which takes one or two hundredths of a core.
+    So a late message is delayed by at most another eighth, and at most 5 ms, and an idle rank polls 200 times a second,
+    which takes one or two hundredths of a core.
     """
 
     def __init__(self, now: float) -> None:
         self._moved_at = now
 
     def moved(self, now: float) -> None:
-        """Something was sent or has arrived."""
+        """Record that something was sent or has arrived."""
         self._moved_at = now
 
     def nap(self, now: float) -> float:
-        """Return for how many seconds to sleep before looking again; 0: not at all."""
+        """Return the seconds to sleep before the next poll; 0: none."""
         idle = now - self._moved_at
         return 0.0 if idle < SPIN_SECONDS else min(_SHARE * idle, LONGEST_NAP)
 
 
 _MOST_PROBES = 64
-"""Most messages of one turn, so that the loop also does other things."""
+"""Limit of messages in one turn, so that the loop also does other things."""
 
 CLOSE_SECONDS = 1.0
 
@@ -56,9 +56,9 @@ CLOSE_SECONDS = 1.0
 class MpiProgress(ProgressEngine):
     """The channels of ``rank`` in a world of ``size``.
 
-    World ranks are dealt out to MPI's processes in turn: rank ``r`` is number ``r // processes`` of those in process
-    ``r % processes`` (usually there is one in each).  ``communicators[n]`` carries what is for the ranks of number
-    ``n``; source and tag say who has sent it.
+    World ranks are assigned to MPI's processes in turn: rank ``r`` is number ``r // processes`` of those in process
+    ``r % processes`` (usually there is one in each).  ``communicators[n]`` carries messages for the ranks of number
+    ``n``; source and tag identify the sender.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class MpiProgress(ProgressEngine):
 
     @property
     def is_through(self) -> bool:
-        """Has everything left that was posted, and everything come that ever will?"""
+        """Whether all posted messages have left and the last message has arrived."""
         return len(self._channels) == self._size - 1 and all(
             channel.has_peer_ended and not channel.is_moving for channel in self._channels.values()
         )
 
     async def close(self) -> None:
-        """See ``ProgressEngine.close``.  What MPI has not finished by then keeps its memory while MPI lives."""
+        """See ``ProgressEngine.close``.  Operations that MPI has not finished keep their memory while MPI runs."""
         for rank in range(self._size):
             if rank != self._rank:
                 self.channel(rank).end()
@@ -130,7 +130,7 @@ class MpiProgress(ProgressEngine):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _send(self, rank: int, message: memoryview) -> Any:
-        """Begin to send; an error of MPI is raised in the next turn."""
+        """Start sending; an error of MPI is raised in the next turn."""
         communicator = self._communicators[rank // self._processes]
         try:
             return communicator.Isend([message, self._mpi.BYTE], rank % self._processes, self._rank // self._processes)
@@ -143,7 +143,7 @@ class MpiProgress(ProgressEngine):
         self.break_off(f"MPI failed: {error}")
 
     def _wake(self) -> None:
-        """Look now, since something was posted, and keep looking for a while."""
+        """Poll now, since something was posted, and keep polling for a while."""
         self._backoff.moved(self._loop.time())
         if self._is_open and (self._handle is None or self._is_napping):
             if self._handle is not None:
@@ -174,11 +174,11 @@ class MpiProgress(ProgressEngine):
             self._handle = self._loop.call_later(nap, self._turn)
             return
         if not has_moved and hasattr(os, "sched_yield"):
-            os.sched_yield()  # where ranks share a core, the one that is waited for may need it
+            os.sched_yield()  # if ranks share a core, the one that is waited for may need it
         self._handle = self._loop.call_soon(self._turn)
 
     def _move(self) -> bool:
-        """Make progress with everything; return whether there was any."""
+        """Progress everything; return whether anything moved."""
         has_moved = not self._is_backed_up and self._probe()
         self._is_backed_up = False
         for channel in list(self._channels.values()):
@@ -188,7 +188,7 @@ class MpiProgress(ProgressEngine):
         return has_moved
 
     def _probe(self) -> bool:
-        """Begin to receive messages that have come; return whether there were any."""
+        """Start receiving messages that have arrived; return whether there were any."""
         mpi, status = self._mpi, self._status
         for count in range(_MOST_PROBES):
             probed = self._inbound.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
