@@ -73,9 +73,7 @@ class Int4(Codec):
         return max(largest * _LARGEST_STEP / 2.0, clipping, _REACH * float(_SMALLEST_SCALE))
 
     def contraction(self, count: int) -> float:
-        """Return the worst case: all but the largest value are half a step, the farthest from a level for their
-        size.
-        """
+        """Return the worst case: all but the largest value are half a step, the farthest from levels for their size."""
         others = max(min(count, BLOCK) - 1, 0)
         return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others * (_LARGEST_STEP / 2.0) ** 2)
 

@@ -58,9 +58,7 @@ class Int8(Codec):
         return max(rounding + clipping, LEVELS * float(SMALLEST_SCALE))
 
     def contraction(self, count: int) -> float:
-        """Return the worst case: all but the largest value are half a step, the farthest from a level for their
-        size.
-        """
+        """Return the worst case: all but the largest value are half a step, the farthest from levels for their size."""
         others = max(min(count, BLOCK) - 1, 0)
         return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others / (2.0 * LEVELS) ** 2 * (1.0 + 2.0**-12))
 

@@ -62,9 +62,7 @@ def subtract_product(left: Values, right: Values, values: Values, *, out: Values
 
 
 def _normalize(row: Values, others: NDArray[np.float64], *, out: NDArray[np.float64]) -> bool:
-    """Write ``row`` without its components along ``others``, normalized, into ``out``; zeros and False if none is
-    left.
-    """
+    """Write ``row`` without its components along ``others``, normalized, into ``out``; zeros and False if none left."""
     out[:] = row
     before = _norm(out)
     for _ in range(2):

@@ -178,9 +178,7 @@ class Fabric(Protocol):
 
     @property
     def allows_shared_devices(self) -> bool:
-        """Whether several ranks of a communicator may use one device: from 2.30 with
-        ``NCCL_MULTI_RANK_GPU_ENABLE=1``.
-        """
+        """Whether ranks of a communicator may share a device: with ``NCCL_MULTI_RANK_GPU_ENABLE=1`` from 2.30 on."""
         ...
 
     @property
@@ -197,7 +195,7 @@ class Fabric(Protocol):
         ...
 
     def init_rank(self, size: int, unique_id: bytes, rank: int, device: int) -> DeviceCommunicator:
-        """``ncclCommInitRankConfig``; it is complete when ``get_async_error`` says so."""
+        """``ncclCommInitRankConfig``; it is complete when ``get_async_error`` reports so."""
         ...
 
     def group_start(self) -> None:

@@ -153,9 +153,7 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
 
 
 def _known_link(replicas: Communicator) -> LinkSpeed | None:
-    """Return the link speed that the replicas were calibrated with, the same on all; None where some hosts were left
-    out.
-    """
+    """Return the link speed that the replicas were calibrated with, the same on all; None if hosts were left out."""
     lane = replicas.measured_lane
     if lane is None or len(replicas.hosts) > MOST_HOSTS + 1:
         return None

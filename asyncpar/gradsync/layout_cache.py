@@ -409,9 +409,7 @@ class LayoutCache:
             self.drop()
 
     def _check_views(self) -> None:
-        """Raise ``UsageError`` where gradients cannot be views of buckets, because something would reduce them in
-        place.
-        """
+        """Raise ``UsageError`` if gradients cannot be views of buckets because something would reduce them in place."""
         settings = self._settings
         if not settings.bucketing.gradient_as_bucket_view:
             return

@@ -44,7 +44,7 @@ class GradientSpec:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The kind of gradient; those of one kind may share a bucket.  Each tied tensor has its own, the same on both
+        """The kind of gradient; those of one kind share buckets.  Each tied tensor has its own, the same on both
         stages.
         """
         return (self.dtype, self.placement, self.name if self.placement.tied is not None else "")

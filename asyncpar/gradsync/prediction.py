@@ -1,10 +1,10 @@
 """Predict the time of a synchronization with each codec, and choose one for ``"auto"``.  Pure.
 
-Theory of operation.  Ranks that exchange encoded gradients send ``2 (n - 1) / n`` of their encoded size each, over ``2
-(n - 1)`` message times, as any all-reduce of least traffic does.  Encoding, adding and decoding go on meanwhile, bucket
-after bucket, so the longer of the two counts in full and the shorter only as far as no other bucket hides it.  Of
-codecs ordered by increasing loss, the first is picked than which no later one is much faster.  All figures are equal on
-all ranks, so the choice is too.
+Theory of operation.  Ranks that exchange encoded gradients send ``2 (n - 1) / n`` of their encoded size each, over
+``2 (n - 1)`` message times, as any all-reduce of least traffic does.  Encoding, adding and decoding run meanwhile,
+bucket after bucket, so the longer of the two counts in full and the shorter only as far as no other bucket hides it.
+Of codecs ordered by increasing loss, the first is picked than which no later one is much faster.  All figures are equal
+on all ranks, so the choice is too.
 """
 
 from __future__ import annotations

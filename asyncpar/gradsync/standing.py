@@ -127,9 +127,7 @@ class StandingAgreement:
         self._may_stand_elsewhere = self._is_possible
 
     def doubt(self) -> None:
-        """Require a comparison in the next step: a setting has changed on this rank, and on all others if used
-        correctly.
-        """
+        """Require a comparison in the next step: a setting has changed here, and on all others if used correctly."""
         self._terms = None
 
     def restart(self) -> None:

@@ -64,7 +64,7 @@ class SyncMemory:
 
 @dataclass(slots=True, kw_only=True)
 class SyncStatistics:
-    """Totals over all completed synchronizations; times in seconds unless the name says otherwise.
+    """Totals over all completed synchronizations; times are in seconds unless the name has another unit.
 
     ``total_sync_time`` counts time in which at least one bucket was in progress, ``total_bucket_sync_time`` sums over
     buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
@@ -214,7 +214,7 @@ class NonFiniteFindings(msgspec.Struct, frozen=True):
 class StepOutcome:
     """The outcome of a step; complete when its block has been left.
 
-    ``is_skipped``: gradients are as they were, because some were not finite (``NonFinitePolicy.SKIP_STEP``).
+    ``is_skipped``: gradients are unchanged, because some were not finite (``NonFinitePolicy.SKIP_STEP``).
     ``culprits``: the parameters that were NaN or infinite, by rank of the world.  ``lost`` are the buckets whose means
     cannot be computed; ``text`` is the reason, and empty if there are none.
     """

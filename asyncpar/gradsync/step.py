@@ -231,7 +231,7 @@ class StepRun:
         return outcome
 
     def close(self) -> None:
-        """Abort, on all ranks, what this rank has not begun of the step.  Does not wait."""
+        """Abort, on all ranks, the parts of the step that this rank has not begun.  Does not wait."""
         if self._size > 1:
             self._ending.close()
         if not self._is_skipped:

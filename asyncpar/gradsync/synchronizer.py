@@ -352,7 +352,7 @@ class GradientSynchronizer:
         self._restart_tuning()
 
     def update_tuning_config(self, tuning: TuningConfig | None) -> None:
-        """Tune by ``tuning`` from the next step on, anew; None: use the settings as they are.
+        """Tune by ``tuning`` from the next step on, from scratch; None: use the unchanged settings.
 
         To be called on all ranks.  Raises ``UsageError``, with nothing changed, for a pin that cannot run here.
         """
@@ -547,7 +547,7 @@ class GradientSynchronizer:
         return True
 
     async def _commit(self, step: SyncStep, run: StepRun, by_name: Parameters, mirrors: HostMirrors | None) -> None:
-        """Write gradients back: nothing can fail from here on, and other ranks do so, too, even if this one is
+        """Write gradients back: nothing can fail any more, and other ranks do so, too, even if this one is
         cancelled.
         """
         try:

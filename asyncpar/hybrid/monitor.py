@@ -1,6 +1,4 @@
-"""Recording of the measurements of the last steps, gathering of those of all ranks, and rendering of the analysis as
-text.
-"""
+"""Recording of the last steps' measurements, gathering of those of all ranks, and rendering of the analysis."""
 
 from __future__ import annotations
 

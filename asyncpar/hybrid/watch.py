@@ -51,9 +51,7 @@ class FiniteReport(msgspec.Struct, frozen=True):
 
 
 class FiniteWatch:
-    """Records where a step first ceased to be finite on this rank.  For the compute thread; between steps for the
-    loop.
-    """
+    """Records where a step first was non-finite on this rank.  For the compute thread; between steps for the loop."""
 
     def __init__(self) -> None:
         self.sighting: Sighting | None = None

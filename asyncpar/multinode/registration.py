@@ -125,7 +125,7 @@ class TrainerPhase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Registered:
-    """The registered parameters and their flow.  ``layout`` describes how and over which ranks gradients are
+    """The registered parameters and their flow.  ``layout`` describes how, and over which ranks, gradients are
     reduced.
     """
 

@@ -121,9 +121,7 @@ class MultiNodeTrainer:
         await self._open("barrier").world.barrier(key=f"{self._name}/barrier")
 
     async def finalize(self) -> None:
-        """Free all buffers, and leave the world if the trainer has opened it.  Idempotent; does not wait for other
-        ranks.
-        """
+        """Free all buffers, and leave the world if the trainer has opened it.  Idempotent; waits for no other ranks."""
         self._is_finalized = True
         if self._groups is not None:
             self._groups.world.release(self._name, self)

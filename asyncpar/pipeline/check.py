@@ -156,9 +156,7 @@ def check_blocking(schedule: Schedule) -> None:
 
 
 def _check_matched(schedule: Schedule, orders: Orders) -> None:
-    """Check that each rank computes its order, and sends and receives exactly what that requires, with the right
-    peers.
-    """
+    """Check that each rank computes its order, and sends and receives what that requires, with the right peers."""
     for rank, order in enumerate(orders):
         expected = tuple(with_messages(schedule.compute_order(rank), schedule.layout))
         if order != expected:

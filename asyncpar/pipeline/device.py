@@ -49,9 +49,7 @@ def device_stage(stage: Stage[Any]) -> DeviceStage | None:
 
 
 def are_on_devices(stages: Sequence[Stage[Any]]) -> bool:
-    """Return whether all ``stages`` are on devices.  Raises ``UsageError`` if only some are, or their streams
-    differ.
-    """
+    """Return whether all ``stages`` are on devices.  Raises ``UsageError`` if only some are, or streams differ."""
     there = [device_stage(stage) for stage in stages]
     found = [stage is not None for stage in there]
     if any(found) and not all(found):
@@ -66,9 +64,7 @@ def are_on_devices(stages: Sequence[Stage[Any]]) -> bool:
 
 
 def check_sendable(array: object, what: str, stage: Stage[Any]) -> Sendable:
-    """Return the result of ``stage`` in the form in which it is sent.  Raises ``UsageError`` naming ``what``
-    otherwise.
-    """
+    """Return the result of ``stage`` in its form for sending.  Raises ``UsageError`` naming ``what`` otherwise."""
     of_device = device_stage(stage)
     if of_device is not None:
         return replace(device_array(array, what), stream=of_device.stream)

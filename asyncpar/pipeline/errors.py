@@ -80,9 +80,7 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """``sender`` (in the group's numbering) left block ``block``; ``culprit`` is the rank of the world that caused
-    it.
-    """
+    """``sender`` (in the group's numbering) left block ``block``; ``culprit`` is the rank of the world to blame."""
 
     block: int
     sender: int

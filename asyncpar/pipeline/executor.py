@@ -254,9 +254,7 @@ class PipelineExecutor:
         raise failure
 
     def _next_topic(self) -> str:
-        """Return the common name of this run on all ranks: its number among those of this executor in the running
-        block.
-        """
+        """Return the common name of this run on all ranks: its number among this executor's in the running block."""
         number, runs = self._runs
         runs = runs + 1 if number == self._alarm.block else 1
         self._runs = (self._alarm.block, runs)

@@ -153,9 +153,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
             raise as_torch(error) from None
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Return whether tensors of ``allocate_tensor`` are faster in operations than others: true for the CPU's
-        memory.
-        """
+        """Return whether tensors of ``allocate_tensor`` make operations faster: true for the CPU's memory."""
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:

@@ -149,9 +149,7 @@ def _telling(
     given: Sequence[Any],
     bound: tuple[Any, ...] | None,
 ) -> Callable[[], None] | None:
-    """Return a function that notifies other ranks of a refused call; None if they do not wait for it in
-    ``communicator``.
-    """
+    """Return a function that notifies other ranks of a refused call; None if they do not wait in ``communicator``."""
     paths = [group.paths.get(device.type) for each in given if (device := _device(each)) is not None]
     if any(path is not None and not is_own(path) for path in paths):
         return None

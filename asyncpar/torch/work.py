@@ -98,7 +98,7 @@ _pass = _Pass()
 
 
 def is_taken_by_reducer() -> bool:
-    """Return whether the caller's caller is C++ code of a backward pass, rather than a Python hook, whose futures have
+    """Return whether the caller's caller is C++ code of a backward pass, not a Python hook, whose futures have
     errors.
     """
     if torch._C._current_graph_task_id() == _OUTSIDE:

@@ -1,6 +1,6 @@
 """ZeRO: states, gradients and parameters sharded over the replicas of data parallelism.
 
-Read ``partition.py`` first (who owns what), then ``engine.py``.
+Read ``partition.py`` first (the owners of values), then ``engine.py``.
 """
 
 from asyncpar.zero.config import ZeROConfig, ZeROStage

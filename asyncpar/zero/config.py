@@ -74,7 +74,7 @@ class ZeROConfig:
       over steps.  Takes 8 bytes for each value that is sent, which other ranks own, on each rank that compresses, in
       all stages.
     - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again, and
-      so is memory of whole gradients and gathered parameters; else each is made anew and freed.
+      so is memory of whole gradients and gathered parameters; else each is allocated and freed.
     - ``average``: gradients become their mean over the replicas, else their sum.
     - ``algorithm``: name of the algorithm that reduces buckets; None: the fastest.
     """

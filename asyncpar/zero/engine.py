@@ -259,7 +259,7 @@ class ZeroEngine:
         """Update all parameters once, on all replicas.
 
         Raises ``NonFiniteValue`` or ``UsageError`` on all of them, with nothing changed, unless they agree on the step
-        and all gradients are finite; then gradients stay as they are.  Raises ``StepTorn`` when it fails half-way.
+        and all gradients are finite; then gradients are unchanged.  Raises ``StepTorn`` if it fails halfway.
         """
         self._state.check_reduced("step")
         gatherer = self._recovery.gatherer

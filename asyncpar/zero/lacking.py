@@ -175,9 +175,7 @@ async def _show_copies(group: Communicator, copies: Mapping[str, str], total: La
 
 
 def take_over(flow: GradientFlow, lacking: Mapping[str, Array], *, lost: Sequence[str] = ()) -> None:
-    """Make ``flow`` compensate for ``lacking``; warn about parameters that it cannot, and about those that are
-    ``lost``.
-    """
+    """Make ``flow`` compensate for ``lacking``; warn about parameters that it cannot, and about ``lost`` ones."""
     names = [*flow.owe(lacking), *lost]
     if names and flow.replica == 0:
         more = len(names) - _MOST_NAMES

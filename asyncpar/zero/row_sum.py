@@ -70,8 +70,8 @@ class RowSums(ABC):
 
     @abstractmethod
     def senders(self, rows: int) -> NDArray[np.int64]:
-        """Return the number of ranks that encode each of ``rows`` rows, by owner; 0 for rows that this rank does not
-        encode.
+        """Return the number of ranks that encode each of ``rows`` rows, by owner; 0 for rows not encoded on this
+        rank.
         """
 
     def divisor(self, rows: int, dtype: np.dtype[Any], op: ReduceOp) -> int:  # noqa: ARG002

@@ -33,7 +33,7 @@ class _Shard:
 
 
 class ShardedFlow(GradientFlow):
-    """``engine`` reduces over the replicas; what is shared beyond them is then added up shard by shard.
+    """``engine`` reduces over the replicas; gradients shared beyond them are then added up shard by shard.
 
     ``synchronizer`` does that, over the ranks of one replica; None where nothing is shared.
     """

@@ -131,7 +131,7 @@ class OwnedUpdate:
         self._is_updated = [asyncio.Event() for _ in means.partition.buckets]
 
     async def run(self) -> None:
-        """Update what this rank owns, and exchange values.
+        """Update this rank's values, and exchange them.
 
         However it ends, this rank has updated all its values; if it raises, it may lack values that others own.
         """

@@ -157,7 +157,7 @@ class Copies(Relayed):
 
 
 class Hosted(Relayed):
-    """Adds inside a host, lets ``between`` reduce over hosts, and hands out the result.
+    """Adds inside a host, reduces over hosts by ``between``, and distributes the result.
 
     ``inside`` joins the ranks of this host.  Its first rank has ``between``, a scheme over the first ranks of all
     hosts.  Gradients are divided by ``divisor_inside`` before they are added inside; ``divisor`` and ``gain`` are those

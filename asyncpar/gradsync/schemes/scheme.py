@@ -172,8 +172,8 @@ class Scheme(ABC):
 
     @property
     def residual_gain(self) -> float:
-        """The factor from the amount missing from the mean to the residual of each rank that has one; 1 where all
-        replicas do.
+        """The factor from the amount lacking from the mean to each rank's residual, if any; 1 where all replicas have
+        one.
         """
         return 1.0
 

@@ -99,9 +99,7 @@ class MemoryManager:
                 await self._one_moved()
 
     def store_activation(self, key: Key, value: Any, *, needed: int = 0) -> None:
-        """Hold ``value``, and start writing values that are to go to disk; ``needed`` grows with the time of its
-        use.
-        """
+        """Hold ``value``, and start writing values that belong on disk; ``needed`` grows with the time of its use."""
         self._check()
         if key in self._entries:
             raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} is stored already; free it first")

@@ -135,8 +135,8 @@ class StoreRendezvous:
                 return
 
     def wait_for_ranks(self, hello: RankHello, identity: WorldIdentity) -> Participants:
-        """Return all ranks once they have arrived.  Rank 0 provides the identity; its generation counts rendezvous,
-        too.
+        """Return all ranks once they have arrived.  Rank 0 provides the identity, whose generation counts
+        rendezvous.
         """
         self._keys.put("hello", self._rank, encode(replace(hello, attempt=self._attempt)))
         if self._rank != 0:

@@ -185,8 +185,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         A rank that leaves the block continues with zero gradients until all ranks have left it; then all have the
         parameters of a rank that was last, and each the gradients of its own last step.  Gradients are divided by the
         number of all ranks, or without ``divide_by_initial_world_size`` by the number of those in the block.  With
-        ``throw_on_early_termination`` all ranks raise ``RuntimeError`` when the first has left.  ``Join([model,
-        optimizer])`` does it for several.  Without ``enable`` none of this happens.
+        ``throw_on_early_termination`` all ranks raise ``RuntimeError`` when the first has left.
+        ``Join([model, optimizer])`` does it for several.  Without ``enable`` it does nothing.
         """
         return Join(
             [self],
@@ -261,9 +261,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return found if reducer is None else found | reducer.describe()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Do nothing, since the times of all passes are kept.  Raises ``UsageError`` for values that torch's class
-        refuses.
-        """
+        """Do nothing, since all times are kept.  Raises ``UsageError`` for values that torch's class refuses."""
         if sample_rate < 1:
             raise UsageError(f"sample_rate: expected 1 or more, got {sample_rate}")
 
@@ -338,9 +336,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         copy_from(source, [*self._replicas.parameters(), *buffers], self.process_group)
 
     def _make_reducer(self) -> tuple[GradientReducer, list[str]]:
-        """Return a reducer for the parameters that currently require gradients, and the lines that must be equal on all
-        ranks.
-        """
+        """Return a reducer for the parameters that require gradients now, and the lines that all ranks must share."""
         reducer = GradientReducer(self.process_group, self._replicas.members(), self._settings)
         try:
             hook, comm_hook = self.gradient_hook, None if self._reducer is None else self._reducer.comm_hook

@@ -415,9 +415,7 @@ class GradientReducer:
         return self._settings.bucket_bytes if self.tuning is None else self.tuning.bucket_bytes
 
     def _begin_telling(self, now: _GradientPass) -> NDArray[Any] | None:
-        """Start exchanging the figures of the previous pass, if it was measured; return the array for those of all
-        ranks.
-        """
+        """Start exchanging the figures of the previous pass, if it was measured; return the array for those of all."""
         if self.tuning is None or not self.tuning.tells(self._passes):
             return None
         communicator, own = self.group.communicator, self.tuning.told()
