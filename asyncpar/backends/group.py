@@ -181,7 +181,7 @@ class CommunicationGroup:
             for part in use.keys:
                 self._apart().refuse("all_reduce", error, key=part)
 
-    # -- what may be compressed ------------------------------------------------------------------------------------
+    # -- calls that may be compressed ------------------------------------------------------------------------------
 
     def _may_compress(self, operation: object, reduction: object) -> bool:
         """Return whether this is a sum or average that uses a codec if its array allows it.

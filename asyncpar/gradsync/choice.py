@@ -51,7 +51,7 @@ class Resolved:
         return replace(self, codec=codec, count=chosen)
 
     def table(self) -> str:
-        """Return a table of the measurements, predictions and choice; empty where there was nothing to choose."""
+        """Return a table of the measurements, predictions and choice; empty if there was nothing to choose."""
         return "" if self.measured is None or not self.count else self.measured.table(self.count)
 
 
@@ -89,7 +89,7 @@ async def resolve(
 
 
 async def _measure(groups: SyncGroups, key: str) -> Measured | None:
-    """Return the measurements to choose by, the same on all ranks of all groups; None where all replicas share a host.
+    """Return the measurements to choose by, the same on all ranks of all groups; None if all replicas share a host.
 
     All groups must choose alike, or copies of one parameter on different stages and slices would drift apart.
     """

@@ -127,7 +127,7 @@ def _mean(reduced: NDArray[Any], factor: float, dtype: np.dtype[Any]) -> NDArray
 
 
 def check_update(*, policy: NonFinitePolicy, layout: BucketLayout) -> None:
-    """Raise ``UsageError`` where means are not known before the end of the step, or not on the host."""
+    """Raise ``UsageError`` if means are not known before the end of the step, or not on the host."""
     if policy is NonFinitePolicy.DROP:
         raise UsageError("update: not with when_not_finite = drop, which may reduce a bucket again; use abort")
     if layout.mirrors is not None or any(isinstance(scheme, DeviceScheme) for scheme in layout.schemes):

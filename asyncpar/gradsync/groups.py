@@ -23,7 +23,7 @@ class SyncGroups:
     """``everyone`` joins all ranks of the configuration, ``replicas`` those with this rank's slice of this stage.
 
     ``tp`` joins the tensor-parallel ranks of this replica and stage, ``embedding`` the first and the last stage of this
-    rank's pipeline; None where that is one rank, and ``embedding`` also on the stages in between.
+    rank's pipeline; None if that is one rank, and ``embedding`` also on the stages in between.
     """
 
     everyone: Communicator
@@ -130,7 +130,7 @@ class HostGroups:
 
 
 def split_by_host(replicas: Communicator) -> HostGroups | None:
-    """Return the groups for a reduction inside hosts first; None where that is useless.
+    """Return the groups for a reduction inside hosts first; None if that is useless.
 
     It is useless where all ranks share a host, or no two ranks do.
     """

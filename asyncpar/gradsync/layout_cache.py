@@ -115,7 +115,7 @@ class LayoutCache:
 
     @property
     def codec_table(self) -> str:
-        """The table of the measurements and choice of ``"auto"``; empty where it had no choice."""
+        """The table of the measurements and choice of ``"auto"``; empty if it had no choice."""
         return "" if self._resolved is None else self._resolved.table()
 
     @property

@@ -540,7 +540,7 @@ class BucketFlow:
 
 
 def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> ReductionStep | None:
-    """Return the reduction over tensor-parallel ranks; None where the bucket or the configuration has none."""
+    """Return the reduction over tensor-parallel ranks; None if the bucket or the configuration has none."""
     replicated, tp = scheme.bucket.placement.replicated, groups.tp
     if tp is None or replicated is None:
         return None
@@ -549,7 +549,7 @@ def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Redu
 
 
 def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> ReductionStep | None:
-    """Return the sum of a tied tensor over the first and the last stage; None where there is nothing to add."""
+    """Return the sum of a tied tensor over the first and the last stage; None if there is nothing to add."""
     tied, embedding = scheme.bucket.placement.tied, groups.embedding
     if embedding is None or tied is None:
         return None

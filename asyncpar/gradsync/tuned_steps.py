@@ -55,7 +55,7 @@ class StepTuning:
     ) -> Choice:
         """Return the choice for the next step, with gradients like ``specs``.
 
-        Raises ``UsageError`` where these are on a device, or the pinned algorithm cannot run.
+        Raises ``UsageError`` if these are on a device, or the pinned algorithm cannot run.
         """
         if self._tuner is None:
             if any(spec.is_on_device for spec in specs):

@@ -89,7 +89,7 @@ def make_tuner(
     """Return the tuner for the steps of ``communicator``, whose buckets have these ``sizes``, and its predictor.
 
     It begins with the algorithm of the ``strategy``; where lanes were measured, with the one that they make cheapest.
-    Raises ``UsageError`` where the pinned algorithm cannot run.
+    Raises ``UsageError`` if the pinned algorithm cannot run.
     """
     check_pin(tuning, communicator)
     if tuning.pinned_algorithm is not None and codec != Identity():

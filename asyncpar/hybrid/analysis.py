@@ -161,7 +161,7 @@ class PerformanceAnalysis:
 
     @property
     def imbalance(self) -> float:
-        """The compute time of the slowest rank over the mean of all ranks; 1 where no rank computes."""
+        """The compute time of the slowest rank over the mean of all ranks; 1 if no rank computes."""
         mean = sum(one.compute_per_step for one in self.ranks) / len(self.ranks)
         return _ratio(self.slowest.compute_per_step, mean) if mean else 1.0
 
@@ -210,7 +210,7 @@ def summarize(rank: int, measures: Sequence[StepMeasure]) -> RankPerformance:
 def analyze(ranks: Iterable[RankPerformance]) -> PerformanceAnalysis:
     """Return the analysis of the figures of ranks; those without a step are left out.
 
-    Raises ``UsageError`` where none has a step, or two have the same rank.
+    Raises ``UsageError`` if none has a step, or two have the same rank.
     """
     known = sorted((one for one in ranks if one.steps), key=lambda one: one.rank)
     if not known:

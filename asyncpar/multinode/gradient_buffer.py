@@ -137,7 +137,7 @@ class GradientSyncBuffer:
 
 
 class BufferedGradient:
-    """The sum in a buffer, as a gradient to synchronize; read-only zeros where there is none."""
+    """The sum in a buffer, as a gradient to synchronize; read-only zeros if there is none."""
 
     def __init__(self, parameter: Parameter, buffer: GradientSyncBuffer) -> None:
         self.name = parameter.name

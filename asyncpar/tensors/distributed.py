@@ -70,7 +70,7 @@ class DistributedTensor:
             device_id=partition_rank if device_id is None else device_id,
         )
 
-    # -- what it is --------------------------------------------------------------------------------------------------
+    # -- description -------------------------------------------------------------------------------------------------
 
     @property
     def slice(self) -> TensorSlice:

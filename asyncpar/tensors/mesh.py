@@ -132,7 +132,7 @@ class DeviceMesh:
                 rows = hybrid_stages(len(chosen)) if stages is None else stages
                 return cls((rows, len(chosen) // rows), (PIPELINE_AXIS, TENSOR_AXIS), chosen)
 
-    # -- what it is --------------------------------------------------------------------------------------------------
+    # -- description -------------------------------------------------------------------------------------------------
 
     @property
     def axes(self) -> tuple[str, ...]:

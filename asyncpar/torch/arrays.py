@@ -47,7 +47,7 @@ def is_reducible(dtype: torch.dtype) -> bool:
 
 
 def bits_detail(tensors: Sequence[torch.Tensor]) -> str:
-    """Return the dtypes that are moved as integers, on which ranks must also agree; empty where there are none."""
+    """Return the dtypes that are moved as integers, on which ranks must also agree; empty if there are none."""
     return ", ".join(str(tensor.dtype) for tensor in tensors if tensor.dtype not in _SHARED)
 
 

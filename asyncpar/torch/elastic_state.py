@@ -88,7 +88,7 @@ class ModelState:
         self._versions = {name: one._version for name, one in self._buffers.items() if name not in self._running}
 
     def portion(self) -> list[Array]:
-        """Return the gradients of a portion, zeros where there is none, and its running statistics.
+        """Return the gradients of a portion, zeros if there is none, and its running statistics.
 
         Raises ``UsageError`` naming another buffer that it has changed.
         """

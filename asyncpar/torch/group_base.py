@@ -103,7 +103,7 @@ class GroupBase(dist.ProcessGroup):
         """Pending sends; the end of the group waits for them."""
         self._name = self._description = ""
 
-    # -- what torch asks a group for ---------------------------------------------------------------------------------
+    # -- the interface that torch expects ------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME

@@ -180,7 +180,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
 
         return CudaPath(self)
 
-    # -- what torch asks about devices -------------------------------------------------------------------------------
+    # -- devices, for torch ------------------------------------------------------------------------------------------
 
     @property
     def _device_types(self) -> list[torch.device]:

@@ -84,7 +84,7 @@ def encoded_ratio(codec: str, shapes: Sequence[tuple[int, ...]]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of a run; None where one does not apply.
+    """The figures of a run; None for those that do not apply.
 
     Losses are means over the whole batch; ``held_out_loss`` is the final loss on text that was not trained on.
     ``bytes_sent_per_rank`` is the mean over ranks of all bytes, including headers, that a rank sent during training;

@@ -49,7 +49,7 @@ class Means:
     """Shared settings of reductions and gathers; ``key`` begins the names by which collectives meet.
 
     ``pool`` lends memory of buckets, ``arrays`` that of gathered values.  ``row_sums`` computes the sums of rows;
-    ``feedback`` keeps their errors, None where they are exact.
+    ``feedback`` keeps their errors, None if they are exact.
     """
 
     communicator: Communicator
@@ -74,7 +74,7 @@ class Means:
 
     @property
     def frozen_detail(self) -> str:
-        """Description of frozen parameters, for the fingerprints of reductions; empty where there are none."""
+        """Description of frozen parameters, for the fingerprints of reductions; empty if there are none."""
         names = [share.parameter.name for share in self.shares if share.is_frozen]
         if len(names) <= _MOST_NAMES:
             return frozen_line(names) if names else ""

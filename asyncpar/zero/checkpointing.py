@@ -26,7 +26,7 @@ class LoadedFlow:
     """The requested part of a checkpoint on this rank.
 
     ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` were saved under these names.  ``reduction`` is
-    None where ranks reduce in another layout than those that saved: then ``lacking`` is the amount that those lacked,
+    None if ranks reduce in another layout than those that saved: then ``lacking`` is the amount that those lacked,
     summed over all of them.  ``skipped`` are updates in which parameters of any rank were frozen.
     """
 

@@ -107,12 +107,12 @@ class ZeROMemoryStats:
 
     @property
     def reduction(self) -> float:
-        """The fraction of ``whole`` that is saved; residuals are in neither.  0 where there is nothing to hold."""
+        """The fraction of ``whole`` that is saved; residuals are in neither.  0 if there is nothing to hold."""
         return 1.0 - (self.kept - self.residuals) / self.whole if self.whole else 0.0
 
     @property
     def bytes_per_value(self) -> float:
-        """Permanent bytes per value of the parameters; 0 where there are none."""
+        """Permanent bytes per value of the parameters; 0 if there are none."""
         return self.kept / self.values if self.values else 0.0
 
     def __str__(self) -> str:

@@ -199,7 +199,7 @@ Rows: TypeAlias = NDArray[Any]
 
 
 def pack_rows(partition: Partition, slot: RowSlot, flat: Array | None, rows: Rows) -> None:
-    """Copy all ranks' parts of one parameter's ``flat`` values into ``rows``; zeros where there are none."""
+    """Copy all ranks' parts of one parameter's ``flat`` values into ``rows``; zeros if there are none."""
     for rank in range(partition.size):
         start, stop = partition.range_of(slot, rank)
         place = _place(slot, rows[rank])

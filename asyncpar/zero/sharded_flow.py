@@ -35,7 +35,7 @@ class _Shard:
 class ShardedFlow(GradientFlow):
     """``engine`` reduces over the replicas; gradients shared beyond them are then added up shard by shard.
 
-    ``synchronizer`` does that, over the ranks of one replica; None where nothing is shared.
+    ``synchronizer`` does that, over the ranks of one replica; None if nothing is shared.
     """
 
     is_sharded = True

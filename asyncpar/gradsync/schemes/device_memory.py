@@ -37,7 +37,7 @@ class DevicePlace:
     libraries: tuple[str, ...]
     """The libraries of the gradients."""
     kernels: KernelLibrary[Any] | None = field(compare=False)
-    """None where the gradients' library has no codecs, or the gradients are of several libraries."""
+    """None if the gradients' library has no codecs, or the gradients are of several libraries."""
     communicator: Communicator = field(compare=False)
     """Its timeout also limits waiting for the device."""
 

@@ -172,7 +172,7 @@ class Scheme(ABC):
 
     @property
     def residual_gain(self) -> float:
-        """The factor from the amount lacking from the mean to each rank's residual, if any; 1 where all replicas have
+        """The factor from the amount lacking from the mean to each rank's residual, if any; 1 if all replicas have
         one.
         """
         return 1.0
@@ -217,7 +217,7 @@ def _is_finite(piece: NDArray[np.floating[Any]]) -> bool:
 class Feedback:
     """``residual`` is what earlier steps failed to send; ``lost`` becomes the next residual if the step succeeds.
 
-    Both are float32 vectors of ``count`` values, those of the bucket first; None where nothing is kept.
+    Both are float32 vectors of ``count`` values, those of the bucket first; None if nothing is kept.
     """
 
     def __init__(self, bucket: Bucket, *, count: int, is_kept: bool) -> None:

@@ -197,7 +197,7 @@ class GradientReducer:
     def use(self, hook: GradientHook, *, is_own: bool = False) -> None:
         """Reduce the buckets through ``hook`` from now on; ``is_own``: another reducer of the model already has it.
 
-        Raises ``UsageError`` where buckets are tuned.
+        Raises ``UsageError`` if buckets are tuned.
         """
         self._check_not_tuned()
         for each in self.replicated:
@@ -209,7 +209,7 @@ class GradientReducer:
     def use_comm_hook(self, hook: CommHook) -> None:
         """Reduce the buckets by ``hook`` from now on.
 
-        Raises ``UsageError`` where buckets are tuned, and where gradients are sparse, which have no bucket.
+        Raises ``UsageError`` if buckets are tuned, and if gradients are sparse, which have no bucket.
         """
         self._check_not_tuned()
         if self._sparse:
@@ -579,7 +579,7 @@ class GradientReducer:
                 self._failed.append(hook.start(self._given(index, buffer, error)))
 
     def _absent(self, now: _GradientPass) -> list[int]:
-        """Return the parameters without a final gradient.  Raises ``UsageError`` where all must have one."""
+        """Return the parameters without a final gradient.  Raises ``UsageError`` if all must have one."""
         absent = [index for index, is_ready in enumerate(now.ready) if not is_ready]
         if self._is_recording or not absent:
             return absent

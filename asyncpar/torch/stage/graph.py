@@ -44,7 +44,7 @@ class _Enter(torch.autograd.Function):
 class StageInput:
     """The ``arguments`` and ``keywords`` of a module that come from ``x``.
 
-    ``node`` and ``edge`` are where the gradient of ``x`` arrives, None where it has none.
+    ``node`` and ``edge`` are where the gradient of ``x`` arrives, None if it has none.
     """
 
     def __init__(self, name: str, x: Any) -> None:

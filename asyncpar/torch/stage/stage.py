@@ -91,7 +91,7 @@ def torch_loss(function: Callable[[Any, Any], Any], *, scale: float = 1.0) -> Ca
 
 
 class Graph:
-    """The graph of one forward pass; ``root`` is None where nothing in it has a gradient."""
+    """The graph of one forward pass; ``root`` is None if nothing in it has a gradient."""
 
     __slots__ = ("dtype", "entry", "root", "shape", "tensors")
 
