@@ -1,6 +1,6 @@
 """float32 to IEEE 754 binary16 and back, exact, on whole arrays: three times as fast as numpy's own conversion.
 
-Rounding: adding ``1.5 * 2^13`` times the power of two of ``x`` leaves ten bits of ``x`` behind the point, rounded to
+Rounding: adding ``1.5 * 2^13`` times the power of two of ``x`` leaves ten bits of ``x`` after the point, rounded to
 nearest, ties to even, by the addition itself; subtracting it again gives ``x`` as binary16 has it.  With the power
 taken as ``2^-14`` at least, the same is true of subnormal binary16.  The rest is exact: times ``2^-112``, float32 has
 the exponent of binary16, including subnormals, so the bits need only be shifted.

@@ -22,7 +22,7 @@ ADAM_STATES = 2
 class Precision(StrEnum):
     """FP32: everything takes four bytes.
 
-    MIXED: values, gradients and activations take two; the optimizer keeps values of four beside its states.
+    MIXED: values, gradients and activations take two; the optimizer keeps values of four besides its states.
     """
 
     FP32 = "fp32"

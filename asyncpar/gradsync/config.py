@@ -54,7 +54,7 @@ class GradientBucketingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientCompressionConfig:
-    """Lossy compression, off unless asked for.
+    """Lossy compression, off by default.
 
     With ``enable_compression`` the fraction ``compression_ratio`` of largest values is sent (1: all of them), each in
     ``quantization_bits``: 32 (unchanged), 16 (bfloat16), 8, 4 or 1 (sign).  ``codec`` is the alternative, and also

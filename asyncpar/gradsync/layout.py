@@ -124,7 +124,7 @@ class BucketLayout:
     """Copies of gradients on a device, where schemes are those of the host."""
 
     def describes(self, specs: Sequence[GradientSpec], frozen: Mapping[str, Placement]) -> bool:
-        """Decide whether this is the layout of gradients like ``specs`` beside parameters that are ``frozen``."""
+        """Return whether this is the layout for gradients like ``specs`` and ``frozen`` parameters."""
         return (self.plan.specs, self.frozen) == (specs, frozen)
 
     @property

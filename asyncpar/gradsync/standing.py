@@ -116,7 +116,7 @@ class StandingAgreement:
             notice.on_given = pass_on
 
     def succeed(self, terms: StepTerms | None) -> None:
-        """Make the next step go by ``terms``; None: all ranks know that it takes a comparison."""
+        """Apply ``terms`` to the next step; None: all ranks know that it takes a comparison."""
         self._terms = terms if self._is_possible else None
         self._may_stand_elsewhere = self._terms is not None
         self._last_epoch = self._keys.epoch

@@ -169,7 +169,7 @@ class StepRun:
         self._findings = NonFiniteFindings({}, [])
         self._tuning = tuning
         self._ended: NDArray[Any] = np.zeros(1, np.uint8) if tuning is None else np.zeros(1 + FIGURES)
-        """Whether something was lost on this rank; with ``tuning``, its figures behind it."""
+        """Whether something was lost on this rank; with ``tuning``, followed by its figures."""
         self.measured: NDArray[np.float64] | None = None
         """The figures of each rank, in rows, once the step has ended."""
         self._size = groups.everyone.size

@@ -351,8 +351,8 @@ def _check(specs: Sequence[Spec], config: ZeROConfig, communicator: Communicator
 class BucketGather:
     """Gathers the values of one bucket, once.
 
-    ``partition`` is that of ``shares``; the owned values go into ``targets``, the flat values of each parameter.  Where
-    these have room for padding behind them, whole buckets are gathered without a copy.
+    ``partition`` is that of ``shares``; the owned values go into ``targets``, the flat values of each parameter.  If
+    these have room for padding after them, whole buckets are gathered without a copy.
     """
 
     def __init__(

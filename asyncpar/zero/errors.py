@@ -1,4 +1,4 @@
-"""Errors of sharded training, beside those of collectives."""
+"""Errors of sharded training, in addition to those of collectives."""
 
 from __future__ import annotations
 

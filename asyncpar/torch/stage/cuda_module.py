@@ -145,7 +145,7 @@ class CudaModuleStage(Stage[CudaSaved]):
                 torch.autograd.backward(y, dy, inputs=tensors)
 
     def loss(self, function: Callable[[Any, Any], Any], *, scale: float = 1.0) -> LossOnDevice:
-        """Return ``function(output, target)`` of tensors as the ``loss`` of a ``PipelineExecutor`` behind this stage.
+        """Return ``function(output, target)`` of tensors as the ``loss`` of a ``PipelineExecutor`` after this stage.
 
         It runs in the stage's stream.  ``scale`` multiplies the gradient, not the loss, which stays on the device.
         """
