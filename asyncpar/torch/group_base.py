@@ -103,7 +103,7 @@ class GroupBase(dist.ProcessGroup):
         """Pending sends; the end of the group waits for them."""
         self._name = self._description = ""
 
-    # -- the interface that torch expects ------------------------------------------------------------------------------
+    # -- the interface that torch expects ----------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME
