@@ -7,8 +7,8 @@ whole step.  Steps use the best known choice, and now and then a neighbour of it
 ratio to the best choice, whose time is known.  A trial takes place only if its expected loss plus the loss of earlier
 trials is within the budget, a part of the time of all steps.  So a choice that is far slower is not tried, and one that
 turns out so ends trials for a while.  A neighbour that is faster by more than noise, three times, becomes the best; one
-slower trial ends it, and the choice is tried again a few steps later, up to three times in all, since it may have been
-unlucky.  Disturbances only add delay, so of the times with a choice the last of the fastest quarter counts.
+trial that is not ends it, and the choice is tried again a few steps later, up to three times in all, since it may have
+been unlucky.  Disturbances only add delay, so of the times with a choice the last of the fastest quarter counts.
 
 The first step with a choice makes buffers and plans and opens links, so its time is not counted, but its loss is.  Thus
 a trial takes two steps; algorithms are tried before sizes, since they differ most from the model.  All ranks give the

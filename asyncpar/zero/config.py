@@ -63,9 +63,9 @@ class ZeROConfig:
       and of up to a sixteenth of the parameters, or 1 MiB; a larger parameter has its own bucket.
     - ``reduce_bucket_size``: limit of values in one bucket; larger parameters are cut.
     - ``overlap_comm``: a bucket is reduced as soon as the backward pass is done with it, else at the end of the pass.
-    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the computing one; in
+    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the current one; in
       other stages anything but the default is refused.
-    - ``max_memory_usage_mb``: limit of memory for buckets in progress and gathered parameters.  Fewer run to stay
+    - ``max_memory_usage_mb``: limit of memory for buckets in progress and gathered parameters.  Less runs so as to stay
       within it; what does not fit by itself raises ``MemoryExceeded``.  If set, as much may stay idle between steps;
       by default that is an eighth of the parameters, or 8 MiB, so that it does not take what sharding saves.
     - ``gradient_compression``: gradients are sent as 8-bit integers with a scale per 1,024 values, a quarter of the
@@ -73,7 +73,7 @@ class ZeROConfig:
     - ``error_feedback``: that rounding error is added to the next step's gradients, so that it does not accumulate
       over steps.  Takes 8 bytes for each value that is sent, which other ranks own, on each rank that compresses, in
       all stages.
-    - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again, and
+    - ``pin_memory``: buckets lie in memory that the ranks of a host share, if there is any, and are reused, and
       so is memory of whole gradients and gathered parameters; else each is allocated and freed.
     - ``average``: gradients become their mean over the replicas, else their sum.
     - ``algorithm``: name of the algorithm that reduces buckets; None: the fastest.

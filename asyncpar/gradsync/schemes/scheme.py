@@ -124,8 +124,7 @@ class Scheme(ABC):
         """Return the reductions of a training step in order; the names of their collectives begin with ``key``."""
 
     def tell_parts(self, tell: Callable[[int, int], None] | None) -> bool:  # noqa: ARG002
-        """Make the next step call ``tell`` with ranges of ``result`` that are final before ``settle``; return whether
-        it will.
+        """Report ranges of ``result`` that are final before ``settle`` to ``tell`` in the next step; return whether.
 
         Called on the loop.  A scheme that does so reports each element once, and ``settle`` changes none of them.
         """
