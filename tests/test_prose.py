@@ -25,6 +25,12 @@ NARRATIONS = re.compile(
 NAMES_OF_NCCL = {Path("asyncpar/device/fabric.py"), Path("asyncpar/device/nccl.py")}
 """Docstrings there name the function of NCCL or CUDA that is called."""
 
+ASKS = re.compile(r"(Is|Are|Has|Have|Does|Do|Did|Was|Were|May|Can|Must|Should|Will|Who|Whom|What|Which|How)\b[^.]*\?")
+"""Beginnings of a docstring that asks: "Is it open?" instead of "Whether it is open" or "Return whether it is open"."""
+
+NAMELESS = re.compile(r"Return (what|who|whom)\b")
+"""Beginnings of a docstring that does not name the result: "Return what is bound" instead of "Return the recorder"."""
+
 FORMER_NAMES = re.compile(
     "Office|Courier|Pace|Crew|Guard|Attendance|Site|Door|Household|Birth|Keeper|LayoutKeeper|StoreKeeper|Side|SideLane|"
     "Switchboard|Post|Line|Parcel|Backlog|Seat|BellGate|VisitedLoop|Vigil|Patience|Contention|Crowd|Gathering|Lineup|"
@@ -87,6 +93,24 @@ def test_docstrings_of_functions_say_what_the_function_does() -> None:
         and (docstring := ast.get_docstring(node)) is not None
         and NARRATIONS.match(docstring)
         and not any("property" in ast.dump(decorator) for decorator in node.decorator_list)
+    ]
+    assert found == []
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings of ``tree``, and the strings after attributes, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def test_no_docstring_asks_or_leaves_its_result_without_a_name() -> None:
+    assert ASKS.match("Is the lane, which may be shared, open?  Not for long.") is not None
+    found = [
+        f"{path}:{line}: {text.splitlines()[0]}"
+        for path, source in python_files("asyncpar")
+        for line, text in strings(ast.parse(source))
+        if ASKS.match(text) or NAMELESS.match(text)
     ]
     assert found == []
 

@@ -89,12 +89,12 @@ class _Session:
 
 
 class ThreeDParallelismCoordinator:
-    """This rank's part in training ``model``; all ranks make one with equal arguments, and call it in the same order.
+    """This rank's part in training ``model``; all ranks create one with equal arguments, and call it in the same order.
 
     ``train_step`` is a whole step; ``backward_pass`` and ``optimizer_step`` are its halves.  Each ends on all ranks
-    together: a failure on one raises there what went wrong, and ``StepFailed`` or ``PeerLost`` with its name on the
-    others.  The next call works, and on parameters as they were before, unless it raises, on all ranks, ``StepTaken``:
-    then the step was taken, and the next one works.  ``StepTorn`` asks for a checkpoint to be loaded.
+    together: a failure on one raises its error there, and ``StepFailed`` or ``PeerLost`` with its name on the others.
+    The next call works, on unchanged parameters, unless it raises ``StepTaken`` on all ranks: then the step was taken,
+    and the call after that works.  After ``StepTorn`` a checkpoint must be loaded.
     """
 
     def __init__(self, model: ParallelModel, session: _Session) -> None:
@@ -102,7 +102,7 @@ class ThreeDParallelismCoordinator:
         self.monitor = Performance3DMonitor(session.assembly.groups.mapping.global_rank)
         self._begin(session)
         self.steps = 0
-        """Number of steps so far, skipped ones included."""
+        """Number of steps so far, including skipped ones."""
 
     def _begin(self, session: _Session) -> None:
         """Train with ``session`` from the next step on."""
@@ -118,8 +118,8 @@ class ThreeDParallelismCoordinator:
     ) -> Self:
         """Build this rank's part.  All ranks of ``world`` call it.
 
-        ``name`` tells apart coordinators in one world, and belongs to one until it is closed.  Raises ``UsageError``
-        for a model that cannot be spread like that, and, on every rank, where ranks differ in configuration or model.
+        ``name`` distinguishes coordinators in one world, and belongs to one until it is closed.  Raises ``UsageError``
+        for a model that cannot be distributed like that, and, on every rank, if ranks differ in configuration or model.
         """
         return cls(model, await _Session.open(config, model, world, name=name))
 
@@ -135,12 +135,12 @@ class ThreeDParallelismCoordinator:
 
     @property
     def takes_inputs(self) -> bool:
-        """Does this rank hold the first stage?  Other ranks ignore their inputs."""
+        """Whether this rank holds the first stage.  Other ranks ignore their inputs."""
         return self._session.assembly.executor.has_first_stage
 
     @property
     def takes_targets(self) -> bool:
-        """Does this rank hold the last stage?  Other ranks ignore their targets."""
+        """Whether this rank holds the last stage.  Other ranks ignore their targets."""
         return self._session.assembly.executor.has_last_stage
 
     @property
@@ -149,11 +149,11 @@ class ThreeDParallelismCoordinator:
         return self._session.scaler.scale
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Return what this rank holds of the model, in registration order."""
+        """Return this rank's parameters, in registration order."""
         return self._session.assembly.parameters
 
     def pieces(self) -> Sequence[StatePiece]:
-        """Return what this rank holds of values and optimizer states, as a checkpoint does."""
+        """Return this rank's values and optimizer states, as in a checkpoint."""
         return self._session.assembly.flow.pieces()
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ class ThreeDParallelismCoordinator:
     ) -> StepResult:
         """Train on one batch: the micro-batches of this rank's replica.
 
-        Gradients are averaged over all tokens that count, of all micro-batches and replicas.  Raises ``NonFiniteValue``
-        on all ranks, with parameters unchanged, where gradients are not finite, and names the ranks where that began;
-        in mixed precision the step is skipped instead and the loss scale lowered.
+        Gradients are averaged over all tokens that count, of all micro-batches and replicas.  If gradients are not
+        finite, raises ``NonFiniteValue`` on all ranks, with parameters unchanged, naming the ranks where that began; in
+        mixed precision the step is skipped instead and the loss scale lowered.
         """
         with self._metered():
             async with self._together(Intent.TRAIN_STEP, learning_rate):
@@ -175,7 +175,7 @@ class ThreeDParallelismCoordinator:
         return self._conclude(verdict, began)
 
     async def backward_pass(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
-        """Do all forward and backward passes of one batch, as the schedule interleaves them, and reduce the gradients.
+        """Run all forward and backward passes of one batch, interleaved by the schedule, and reduce the gradients.
 
         Returns the mean loss, on all ranks.
         """
@@ -189,7 +189,7 @@ class ThreeDParallelismCoordinator:
         return verdict.loss
 
     async def optimizer_step(self, learning_rate: float) -> StepResult:
-        """Move the parameters by the gradients of the last ``backward_pass``; see ``train_step``."""
+        """Update the parameters with the gradients of the last ``backward_pass``; see ``train_step``."""
         async with self._together(Intent.OPTIMIZER_STEP, learning_rate):
             began = asyncio.get_running_loop().time() - self._seconds_before  # a step is both halves
             verdict, self._verdict = self._verdict, None
@@ -214,20 +214,21 @@ class ThreeDParallelismCoordinator:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     async def get_performance_stats(self) -> PerformanceAnalysis:
-        """Return what the last steps took, over all ranks, and where their bottlenecks are.  All ranks call it."""
+        """Return the times of the last steps over all ranks, and their bottlenecks.  All ranks call it."""
         return await self.monitor.analyze_all(self.groups.world)
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
     async def update_config(self, config: HybridConfig | ThreeDParallelismConfig) -> None:
-        """Train as ``config`` says from the next step on, with the parameters, states and steps that there are.
+        """Train with ``config`` from the next step on, with the current parameters, states and steps.
 
-        Between steps; all ranks call it.  Of a ``ThreeDParallelismConfig`` the other settings stay.  All may change
-        but where parameters and states lie: sizes and order of the axes, layers of stages, the stage of ZeRO, states
-        that the rule has not had.  That, what does not fit model or world, and what ranks say differently, is a
-        ``UsageError`` on every rank, with nothing changed.  For a while memory holds both.  Gradients that no
-        ``optimizer_step`` has used are dropped.  Residuals of compression are summed up and shared out anew where
-        gradients are reduced in another way than before; what cannot be is named in a warning in the log.
+        Call it between steps, on all ranks.  With a ``ThreeDParallelismConfig`` the other settings stay.  Everything
+        may change except the placement of parameters and states: sizes and order of the axes, layers of stages, the
+        stage of ZeRO, states that the rule has not had.  Such a change, settings that do not fit model or world, and
+        differences between ranks raise ``UsageError`` on every rank, with nothing changed.  Memory temporarily holds
+        both.  Gradients that no ``optimizer_step`` has used are dropped.  Compression residuals are summed up and
+        redistributed if gradients are reduced in another way than before; those that cannot be are named in a logged
+        warning.
         """
         if isinstance(config, ThreeDParallelismConfig):
             config = replace(self.config, parallelism=config)
@@ -261,10 +262,10 @@ class ThreeDParallelismCoordinator:
     async def save(self, folder: Path, *, extra: Mapping[str, Any] | None = None, keep: int | None = None) -> Path:
         """Save a checkpoint that coordinators of any other layout can load, and return its folder.
 
-        Residuals of compression and the order of buckets are part of it: in the same layout training goes on to the
-        same bits.  In another one residuals are summed up and shared out anew; what cannot be is named in a warning in
-        the log.
-        ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest are left.
+        Compression residuals and the order of buckets are part of it: in the same layout training continues with the
+        same bits.  In another one residuals are summed up and redistributed; those that cannot be are named in a logged
+        warning.  ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest
+        checkpoints are kept.
         """
         await self._settle(Intent.SAVE)
         flow = self._session.assembly.flow
@@ -281,9 +282,10 @@ class ThreeDParallelismCoordinator:
         )
 
     async def load(self, folder: Path) -> dict[str, Any]:
-        """Go on from the latest checkpoint in ``folder`` (or from the one that it is); return its ``extra``.
+        """Continue from the latest checkpoint in ``folder`` (or from the checkpoint ``folder`` itself); return its
+        ``extra``.
 
-        Raises ``CheckpointError`` or ``UsageError`` on all ranks, with nothing changed, where that cannot be.
+        Raises ``CheckpointError`` or ``UsageError`` on all ranks, with nothing changed, if that is impossible.
         """
         await self._settle(Intent.LOAD)
         self._has_failed = True
@@ -323,7 +325,7 @@ class ThreeDParallelismCoordinator:
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Record a step: the rank's own time in it is that in which it computed."""
+        """Record a step: the rank's own time in it is its compute time."""
         self._session.meter.begin(self.steps + 1)
         try:
             yield
@@ -351,13 +353,13 @@ class ThreeDParallelismCoordinator:
             self._was_taken |= self.steps > steps
             raise
         finally:
-            meeting.close()  # others are told, if it was not awaited
+            meeting.close()  # others are notified if it was not awaited
         self._has_failed = False
         if plan.error is not None:
             raise plan.error
 
     async def _settle(self, intent: Intent) -> None:
-        """Recover on all ranks from what failed before."""
+        """Recover on all ranks from an earlier failure."""
         async with self._together(intent):
             pass
 
@@ -389,7 +391,7 @@ class ThreeDParallelismCoordinator:
         self._was_taken = plan.was_taken
 
     async def _take(self, verdict: StepVerdict, rate: float) -> None:
-        """Take the step, or skip it; whatever happens meanwhile, ``steps`` tells whether it was taken."""
+        """Take the step, or skip it; even after a failure, ``steps`` tells whether it was taken."""
         if verdict.is_finite:
             updates = self._session.assembly.flow.step_count
             try:

@@ -170,7 +170,7 @@ async def check_world(config: MultiNodeConfig, world: Communicator, settings: tu
 
 
 def misfit(config: MultiNodeConfig, world: Communicator) -> str | None:
-    """Return what is wrong with ``config`` in ``world``; None if nothing is."""
+    """Describe the fault of ``config`` in ``world``; None if there is none."""
     if config.world_size != world.size:
         return (
             f"num_nodes, devices_per_node: expected {world.size} ranks in all, as the communicator has, "

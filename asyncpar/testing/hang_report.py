@@ -87,7 +87,7 @@ def find_rank(task: asyncio.Task[Any]) -> int:
 
 
 def find_waits(nodes: Iterable[Node], now: float, tasks: Mapping[int, Sequence[TaskView]]) -> dict[int, WaitNotice]:
-    """Return what ranks wait for in collectives, by rank; of several operations the one that has waited longest."""
+    """Describe the waits of ranks in collectives, by rank; of several operations the one that has waited longest."""
     waits: dict[int, tuple[Operation, WaitEdge]] = {}
     for node in nodes:
         for operation in sorted(_pending(node), key=lambda each: each.progress_at):

@@ -131,7 +131,7 @@ def compare(summary: Summary, losses: Sequence[float], alone: Sequence[float]) -
 
 
 def find_fault(summary: Summary, expectation: Expectation) -> str | None:
-    """Return what is wrong with the numbers of a compared run; None if nothing is."""
+    """Describe the fault in the numbers of a compared run; None if there is none."""
     alone, difference = summary.single_process_last_loss, summary.max_relative_loss_difference
     assert alone is not None, "the run was compared"
     assert difference is not None, "the run was compared"

@@ -104,7 +104,7 @@ async def coordinate(
             seen.append([one.value.dtype.name for one in coordinator.parameters()])
             groups = coordinator.groups
             seen += [traffic_of(group) for group in (groups.world, groups.dp, groups.tp)]
-            seen.append(coordinator._assembly.memory.stats.offloaded.count)  # noqa: SLF001  # what went to disk shows in no result
+            seen.append(coordinator._session.assembly.memory.stats.offloaded.count)  # noqa: SLF001  # what went to disk shows in no result
             return seen
 
     async with local_world(world) as nodes, asyncio.timeout(2 * PATIENCE):
