@@ -30,7 +30,7 @@ _PATIENCE = 5.0
 
 
 class LoopThread:
-    """An event loop in a daemon thread, on which blocking code runs coroutines.
+    """An event loop in a daemon thread called ``name``, on which blocking code runs coroutines.
 
     Coroutines begin in the order of the calls, whichever threads they come from, in the context (``contextvars``) of
     their callers.  A call that its thread can complete while the loop is idle needs no thread switch: see
