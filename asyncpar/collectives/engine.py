@@ -180,9 +180,13 @@ class Engine:
             self.quick[key] = plan
 
     def agreeing(self, detail: str, make: Callable[[], T]) -> T:
-        """Return ``make()``; the operations called in it match only those called with the same ``detail``."""
+        """Return ``make()``; the operations called in it match only those called with the same ``detail``.
+
+        Details of nested calls add up.
+        """
         before, quick = self._detail, self.quick
-        self._detail, self.quick = detail, {}  # quick plans have the fingerprints of plain calls
+        self._detail = ", ".join(filter(None, (before, detail)))
+        self.quick = {}  # quick plans have the fingerprints of plain calls
         try:
             return make()
         finally:

@@ -118,6 +118,7 @@ def plan_buckets(
     *,
     bucket_bytes: int,
     max_buckets: int,
+    min_buckets: int = 0,
     order: Sequence[str] | None = None,
     takes_complex: bool = False,
 ) -> BucketPlan:
@@ -126,7 +127,8 @@ def plan_buckets(
     With ``order``, in that order of names instead, followed by the names it leaves out.  A bucket is closed when one
     more gradient would take it past ``bucket_bytes`` (1 MiB for the first); a larger gradient gets a bucket of its own.
     Each dtype and placement has its own buckets, and each tied tensor one.  If that gives more than ``max_buckets``,
-    the limit grows until it does not, and the first bucket is no longer special.  Empty gradients are left out.
+    the limit grows until it does not, and the first bucket is no longer special; if it gives less than ``min_buckets``,
+    the largest ones are divided.  Empty gradients are left out.
     ``takes_complex`` admits gradients of complex dtypes, for buckets that no codec compresses.
     """
     _check_specs(specs, np.inexact if takes_complex else np.floating)
@@ -140,6 +142,8 @@ def plan_buckets(
     while len(contents) > max_buckets:
         contents = _fill(backward, first_bytes=limit, bucket_bytes=limit)
         limit = int(limit * _GROWTH) + 1
+    while len(contents) < min_buckets and any(len(content) > 1 for content in contents):
+        _divide_largest(contents)
     buckets = tuple(_place(index, content) for index, content in enumerate(contents))
     return BucketPlan(specs=tuple(specs), buckets=buckets)
 
@@ -158,6 +162,18 @@ def _fill(specs: Sequence[GradientSpec], *, first_bytes: int, bucket_bytes: int)
         content.append(spec)
         current[spec.kind] = (content, used + size, limit)
     return contents
+
+
+def _divide_largest(contents: list[list[GradientSpec]]) -> None:
+    """Divide the largest bucket of several gradients into two that are about equal."""
+    index = max(range(len(contents)), key=lambda index: (len(contents[index]) > 1, _nbytes(contents[index])))
+    content = contents[index]
+    half = min(range(1, len(content)), key=lambda cut: abs(_nbytes(content[:cut]) - _nbytes(content[cut:])))
+    contents[index : index + 1] = [content[:half], content[half:]]
+
+
+def _nbytes(specs: Iterable[GradientSpec]) -> int:
+    return sum(spec.count * spec.dtype.itemsize for spec in specs)
 
 
 def _place(index: int, specs: Sequence[GradientSpec]) -> Bucket:

@@ -7,8 +7,8 @@ import mmap
 import sys
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -95,6 +95,7 @@ class GroupBase(dist.ProcessGroup):
         self.paths: dict[str, Any] = {}
         """By type of device, the object that runs operations on tensors outside the CPU's memory."""
         self._begun = 0
+        self._common_detail = ""
         """The number of operations begun so far."""
         self._store = store
         self._owns_node = owns_node
@@ -187,8 +188,9 @@ class GroupBase(dist.ProcessGroup):
         thread.  All ranks must pass the same ``detail``.  ``peer`` is the other rank of a message.
         """
         self._check_open(operation)
-        if detail:
-            make = partial(agreeing, self.communicator, detail, make)
+        for each in (detail, self._common_detail):
+            if each:
+                make = partial(agreeing, self.communicator, each, make)
         limit = getattr(options, "timeout", None)
         seconds = limit.total_seconds() if limit is not None else 0.0
         if seconds > 0 and seconds != self.communicator.timeout:
@@ -213,6 +215,15 @@ class GroupBase(dist.ProcessGroup):
         if is_inflight_on():
             work.enter()
         return work
+
+    @contextmanager
+    def agreeing(self, detail: str) -> Iterator[None]:
+        """Add ``detail`` to those of the operations that are started within: all ranks must pass the same."""
+        before, self._common_detail = self._common_detail, detail
+        try:
+            yield
+        finally:
+            self._common_detail = before
 
     def call(self, make: Make, operation: str) -> None:
         """Run the operation of ``make``, which has no tensors, and wait for it.

@@ -56,6 +56,15 @@ def test_one_bucket_can_be_asked_for() -> None:
     assert len(plan_buckets(specs, bucket_bytes=MIB, max_buckets=1).buckets) == 1
 
 
+def test_too_few_buckets_are_divided_as_far_as_they_can() -> None:
+    specs = [spec("a", 10), spec("b", 10), spec("c", 30), spec("d", 10)]
+    assert names(plan_buckets(specs, bucket_bytes=MIB, max_buckets=9, min_buckets=2)) == [["d", "c"], ["b", "a"]]
+    assert names(plan_buckets(specs, bucket_bytes=MIB, max_buckets=9, min_buckets=3)) == [["d"], ["c"], ["b", "a"]]
+    plan = plan_buckets(specs, bucket_bytes=MIB, max_buckets=9, min_buckets=9)
+    assert names(plan) == [["d"], ["c"], ["b"], ["a"]]
+    assert [bucket.index for bucket in plan.buckets] == [0, 1, 2, 3]
+
+
 def test_dtypes_do_not_share_buckets() -> None:
     specs = [spec("a", 4), spec("b", 4, dtype="float64"), spec("c", 4), spec("d", 4, dtype="float64")]
     plan = plan_buckets(specs, bucket_bytes=MIB, max_buckets=2)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from asyncpar.core.config.names import Name
-from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout
+from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, PeerTimeout
 from asyncpar.torch import DistributedDataParallel, ProcessGroup
 from tests.torch.models import WIDTH, Block, assert_same_everywhere
 from tests.torch.ranks import TIMEOUT
@@ -27,12 +27,17 @@ def step(model: nn.Module) -> None:
     model(torch.randn(4, WIDTH)).square().mean().backward()
 
 
-def step_late(model: nn.Module) -> None:
-    """Take the step that rank 0 has given up: an error says so, unless all that rank 0 had to send came before that."""
+def step_late(model: nn.Module) -> bool:
+    """Take the step that rank 0 has given up: an error says so, unless all that rank 0 had to send came before that.
+
+    Return whether it succeeded.
+    """
     try:
         step(model)
     except AsyncparError as error:
         assert "rank 0" in str(error)  # noqa: PT017  # it may also succeed
+        return False
+    return True
 
 
 @contextmanager
@@ -54,7 +59,13 @@ def make(codec: str, steps: int) -> DistributedDataParallel:
     return model
 
 
-def assert_next_steps_work(model: nn.Module, before: list[torch.Tensor]) -> None:
+def assert_next_steps_work(model: nn.Module, before: list[torch.Tensor], *, is_first: bool, succeeded: bool) -> None:
+    """Fail unless the steps work that follow one which ``succeeded`` on rank 1, not on rank 0."""
+    said = torch.tensor([succeeded])
+    dist.broadcast(said, 1)
+    if is_first and said.item():  # rank 1 has learnt the order of gradients
+        with pytest.raises(OperationMismatch):
+            step(model)
     for parameter, kept in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), kept, rtol=0, atol=0)
     for _ in range(3):
@@ -67,7 +78,7 @@ def assert_next_steps_work(model: nn.Module, before: list[torch.Tensor]) -> None
 @pytest.mark.parametrize("codec", ["none", "int8"])
 def test_a_rank_that_leaves_out_a_backward_is_named(codec: str, steps: int) -> None:
     model = make(codec, steps)
-    before = [each.detach().clone() for each in model.parameters()]
+    before, succeeded = [each.detach().clone() for each in model.parameters()], False
     if dist.get_rank() == 0:
         with impatient(model.process_group), pytest.raises(PeerTimeout) as caught:
             step(model)
@@ -76,8 +87,8 @@ def test_a_rank_that_leaves_out_a_backward_is_named(codec: str, steps: int) -> N
     else:
         model(torch.randn(4, WIDTH))
         dist.barrier()
-        step_late(model)
-    assert_next_steps_work(model, before)
+        succeeded = step_late(model)
+    assert_next_steps_work(model, before, is_first=not steps, succeeded=succeeded)
 
 
 @on_ranks(2)
@@ -85,7 +96,7 @@ def test_a_rank_that_leaves_out_a_backward_is_named(codec: str, steps: int) -> N
 @pytest.mark.parametrize("codec", ["none", "int8"])
 def test_a_rank_that_stays_in_a_backward_is_named(codec: str, steps: int) -> None:
     model = make(codec, steps)
-    before = [each.detach().clone() for each in model.parameters()]
+    before, succeeded = [each.detach().clone() for each in model.parameters()], False
     if dist.get_rank() == 0:
         with impatient(model.process_group), pytest.raises(PeerTimeout) as caught:
             step(model)
@@ -93,9 +104,9 @@ def test_a_rank_that_stays_in_a_backward_is_named(codec: str, steps: int) -> Non
         dist.barrier()
     else:
         handle = model.module.second.weight.register_hook(lambda _: dist.barrier())
-        step_late(model)
+        succeeded = step_late(model)
         handle.remove()
-    assert_next_steps_work(model, before)
+    assert_next_steps_work(model, before, is_first=not steps, succeeded=succeeded)
 
 
 class Breaking(nn.Module):

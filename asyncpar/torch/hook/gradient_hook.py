@@ -151,6 +151,11 @@ class GradientHook:
             raise UsageError("state: expected a GradientHook of its own for each model, got one that was used")
         self._await_failed = await_failed
 
+    def describe_again(self) -> None:
+        """Make ranks agree on all buckets of the next backward pass, whether or not they have changed."""
+        if self._reducer is not None:
+            self._reducer.is_forgotten = True
+
     def start(self, given: HookBucket) -> Work:
         """Start replacing the gradients in ``given`` by their mean over ranks."""
         return self.group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)

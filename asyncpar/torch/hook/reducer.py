@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.agreement.exchanges import Lines, find_difference
+from asyncpar.agreement.exchanges import Difference, Lines, find_difference
 from asyncpar.codecs import Identity
 from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator, bucket_span
@@ -78,20 +78,22 @@ class HookSettings:
 
 
 _NUMBER = "number"
+"""The number of the hook on rank 0."""
+_KNOWN = "known"
+"""The same on a rank that knows it, else empty."""
+_GONE_ON = "gone on"
+"""The same on a rank that has completed a step with it, else empty."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """One backward pass; ``number`` and ``hook`` are equal on all ranks, ``hook`` is empty until they agree on it."""
+    """One backward pass; ``number`` is equal on all ranks."""
 
     number: int
-    hook: str
     under_way: int = 0
     is_closed: bool = False
     """Whether its last bucket has begun."""
     is_good: bool = True
-    is_forgotten: bool = False
-    """Whether the ranks must agree on its buckets again."""
     schemes: list[tuple[BucketState, Scheme]] = field(default_factory=list)
     tally: StepTally = field(default_factory=StepTally)
 
@@ -129,7 +131,11 @@ class HookReducer:
         self._agreed = asyncio.Event()
         self._agreed.set()
         self._resolved: asyncio.Future[Resolved] | None = None
-        self._step = _Step(number=memory.steps, hook="", is_closed=True)
+        self._step = _Step(number=memory.steps, is_closed=True)
+        self._has_completed = False
+        """Whether a step was completed here."""
+        self.is_forgotten = False
+        """Whether ranks must agree on all buckets again, from the next step on."""
 
     @property
     def is_idle(self) -> bool:
@@ -154,11 +160,11 @@ class HookReducer:
         refusal: UsageError | None = None
         try:
             state = self._memory.add(given)
-            hook = f"hook {step.hook}" if step.hook else "a new hook"
-            lines = [str(self._settings), f"step {step.number} of {hook}", *state.lines()]
+            lines = [str(self._settings), f"step {step.number}", *state.lines()]
         except UsageError as error:
             refusal, lines = error, [f"an error: {error}"]
-        told = {REPLICAS: lines, _NUMBER: [self._number]}
+        told = {REPLICAS: lines, _NUMBER: [self._number], _KNOWN: [self._number if self._groups else ""]}
+        told[_GONE_ON] = told[_KNOWN] if self._has_completed else [""]
         exchange = self._over.all_gather_object(told, wanted=dict[str, list[str]])
         return self._agree(step, given, exchange, state if state is not None else refusal)
 
@@ -173,11 +179,11 @@ class HookReducer:
                     f"gradient_hook: expected the {step.under_way} buckets of the last backward pass to be through, "
                     "but they are under way"
                 )
-            if step.is_forgotten:
+            if self.is_forgotten:
                 self._memory.clear()
+                self.is_forgotten = False
             self._memory.steps += 1
-            hook = "" if self._groups is None else self._number
-            step = self._step = _Step(number=self._memory.steps, hook=hook)
+            step = self._step = _Step(number=self._memory.steps)
         step.under_way += 1
         step.is_closed = given.is_last
         return step
@@ -195,6 +201,8 @@ class HookReducer:
             if isinstance(state, UsageError):
                 raise state
             difference = find_difference(everything, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
+            if difference is None:
+                difference = _find_other_hook(everything, self._over.ranks, step.number)
             if difference is not None:
                 raise SettingsDiffer(str(difference))
             if self._groups is None:
@@ -203,7 +211,7 @@ class HookReducer:
         except BaseException:
             step.under_way -= 1
             step.is_good = False
-            step.is_forgotten = True
+            self.is_forgotten = True
             raise
         assert isinstance(state, BucketState), "ranks agree about it"
         await self._reduce_agreed(step, state, given)
@@ -236,6 +244,7 @@ class HookReducer:
 
     def _end(self, step: _Step) -> None:
         """Complete a step whose buckets are all reduced.  A non-finite step leaves error feedback unchanged."""
+        self._has_completed = True
         if all(scheme.is_finite for _, scheme in step.schemes):
             for state, scheme in step.schemes:
                 scheme.commit()
@@ -250,12 +259,12 @@ class HookReducer:
             if state.lossy is None:
                 resolved = (await self._resolve(groups)).settled(state.bucket.count)
                 if resolved.codec != Identity():
-                    await self._make_scheme(groups, step, state, resolved)
+                    await self._make_scheme(groups, state, resolved)
             if state.lossy is not None:
                 return state.lossy
         return UncompressedSum(state.bucket, groups.own, looks=not settings.is_lossless)
 
-    async def _make_scheme(self, groups: _HookGroups, step: _Step, state: BucketState, resolved: Resolved) -> None:
+    async def _make_scheme(self, groups: _HookGroups, state: BucketState, resolved: Resolved) -> None:
         """Make the scheme of ``state``.  A rank that fails notifies the others, which would otherwise wait for it."""
         maker = SchemeMaker(
             groups=groups.sync_groups,
@@ -275,9 +284,9 @@ class HookReducer:
         try:
             texts: list[str] = await groups.own.all_gather_object(text, key=key, wanted=str)
         except BaseException:
-            step.is_forgotten = True  # some ranks may have the scheme and others not
+            self.is_forgotten = True  # some ranks may have the scheme and others not
             raise
-        step.is_forgotten |= any(texts)
+        self.is_forgotten |= any(texts)
         if failure is not None:
             raise failure
         for rank, other in zip(groups.own.ranks, texts, strict=True):
@@ -323,6 +332,24 @@ class HookReducer:
             _close(steps, error)
             raise
         return run.times
+
+
+def _find_other_hook(everything: Sequence[Lines], names: Sequence[int], step: int) -> Difference | None:
+    """Return a difference if some rank has a new hook, or another one, where the hook of other ranks goes on.
+
+    In a first step that failed some ranks may have learnt the number of the hook, or completed the step, and others
+    not.  No rank completes a step before all know the number.
+    """
+    numbers = [one[_KNOWN][0] for one in everything]
+    goes_on = any(one[_GONE_ON][0] for one in everything)
+    first = next((rank for rank, number in enumerate(numbers) if number), 0)
+    for rank, number in enumerate(numbers):
+        if number != numbers[first] and (number or goes_on):
+            expected, got = (
+                f"step {step} of {f'hook {one}' if one else 'a new hook'}" for one in (numbers[first], number)
+            )
+            return Difference(first=names[first], rank=names[rank], expected=expected, got=got)
+    return None
 
 
 def _close(steps: Sequence[ReductionStep], error: BaseException) -> None:

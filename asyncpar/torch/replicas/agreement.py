@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
 
 from asyncpar.agreement.errors import SettingsDiffer
@@ -18,6 +19,7 @@ from asyncpar.torch.replicas.reducer import GradientReducer
 NAME = "DistributedDataParallel"
 
 _ERROR = "error"
+_NAME = "name"
 _MIB = 1 << 20
 _BUCKET_MIB = 25
 _CROWDED_BUCKET_MIB = 256
@@ -34,7 +36,7 @@ class ReducerOffer:
         self._reducer: GradientReducer | None = None
         self._failure: Exception | None = None
         self._ranks: Sequence[int] = ()
-        self._told: dict[str, list[str]] = {ALL: [], _ERROR: []}
+        self._told: dict[str, list[str]] = {ALL: [], _ERROR: [], _NAME: [f"{NAME} {secrets.token_hex(8)}"]}
         self._everyone: Sequence[dict[str, list[str]]] = ()
         try:
             self._reducer, self._told[ALL] = make()
@@ -61,6 +63,7 @@ class ReducerOffer:
             self._withdraw()
             raise
         assert self._reducer is not None, "there is one, or an error"
+        (self._reducer.name,) = self._everyone[0][_NAME]
         return self._reducer
 
     def _check(self) -> None:

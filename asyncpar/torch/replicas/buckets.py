@@ -139,9 +139,18 @@ class GradientBucket:
 
 
 def plan(replicated: Sequence[Replicated], bucket_bytes: int, order: Sequence[str] | None = None) -> BucketPlan:
-    """Return buckets of the dense parameters in reverse order of registration, or in ``order``, each of one dtype."""
+    """Return buckets of the dense parameters in reverse order of registration, or in ``order``, each of one dtype.
+
+    There are equally many in each order.
+    """
     specs = [each.spec for each in replicated if not each.is_sparse]
-    return plan_buckets(specs, bucket_bytes=bucket_bytes, max_buckets=_UNLIMITED, order=order, takes_complex=True)
+    found = plan_buckets(specs, bucket_bytes=bucket_bytes, max_buckets=_UNLIMITED, takes_complex=True)
+    if order is None:
+        return found
+    count = len(found.buckets)
+    return plan_buckets(
+        specs, bucket_bytes=bucket_bytes, max_buckets=count, min_buckets=count, order=order, takes_complex=True
+    )
 
 
 def make_buckets(

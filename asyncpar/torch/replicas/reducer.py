@@ -3,12 +3,17 @@
 Theory of operation.  A hook of each parameter moves the gradient into its bucket.  A bucket whose gradients are all
 final is reduced in place, by one all-reduce; buckets begin in the order of the plan, which is the same on all ranks.
 The pass ends when all buckets are reduced, and after them the sparse gradients, each in one operation.  Where ranks
-must agree on more (which parameters were used; the order in which gradients became final, for the next plan), one
-all-reduce of ``_Words`` follows.
+must agree on which parameters were used, one all-reduce follows.
 
 So a step is a known sequence of collectives.  A rank that cannot continue takes the places of those that it has not
 begun, with the reason (``fail``); they end on the other ranks, and the next step matches again.  Gradients of a failed
 step are undefined, since some buckets may be reduced; parameters are not touched.
+
+In the first step ranks also exchange the order in which gradients became final, for the next plan.  A step may fail on
+some ranks only (at a timeout, by an interrupt), and those do not learn the order, while the others do.  So nothing but
+the contents of the buckets depends on it: each plan has as many buckets, and the exchange, which those that know the
+order leave out, has a key of its pass.  The reductions of a rank without the order do not match those of a rank with
+it, so the next step ends on all ranks with ``OperationMismatch``, and all of them learn the order again.
 
 ``gradsync.GradientSynchronizer`` is not used: it keeps results aside until all buckets of all ranks are reduced, which
 costs what this saves.  Its plan of buckets and its tuning are used.  With a ``GradientHook`` the buckets go through its
@@ -36,7 +41,7 @@ from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import recorder_of, step_meter
 from asyncpar.core.config.names import AllReduceAlgorithm, ReduceOp
 from asyncpar.core.observe.records import EventKind, EventState, bucket_name
-from asyncpar.errors import UsageError
+from asyncpar.errors import OperationMismatch, UsageError
 from asyncpar.gradsync.tuning import TuningConfig
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
@@ -52,6 +57,9 @@ from asyncpar.torch.work import Work
 _OPERATION = "all_reduce"
 _LEAST = np.iinfo(np.int32).min
 """Less than any value that a rank sends."""
+
+_UNORDERED = "gradients in no agreed order"
+"""A detail of reductions until ranks know the order of gradients."""
 
 _AT_ONCE: Any = SimpleNamespace(asyncOp=False, timeout=None)
 """Run in the calling thread where possible, which computes the backward pass."""
@@ -80,6 +88,8 @@ class _GradientPass:
     order: list[int] = field(default_factory=list)
     begun: int = 0
     """The number of buckets begun."""
+    has_told_order: bool = False
+    """Whether it has begun exchanging the order of gradients."""
     works: list[Waitable] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -132,6 +142,8 @@ class GradientReducer:
         self._expected: list[int] | None = None
         """With a static graph: how often each gradient is accumulated in a pass, once known."""
         self._has_order = False
+        self.name = ""
+        """The name of this reducer, equal on all ranks and unique in the group."""
         self._pass: _GradientPass | None = None
         self._end: weakref.ref[PassEnd] | None = None
         self._failed: list[Waitable] = []
@@ -270,23 +282,20 @@ class GradientReducer:
         self._used[:] = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.members)
-        communicator = self.group.communicator
         if self.comm_hook is not None:
             if done is None:
                 self.comm_hook.begin_pass()
-            owed = self.comm_hook.fail(len(self._plan.buckets)) + self._exchanges_words
+            owed = self.comm_hook.fail(len(self._plan.buckets)) + self._settings.finds_unused
         elif self.hook is None:
             tells = self.tuning is not None and self.tuning.tells(self._passes)
-            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._exchanges_words + tells
+            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._settings.finds_unused + tells
         else:
-            owed = len(self._sparse) + self._exchanges_words
+            owed = len(self._sparse) + self._settings.finds_unused
             self._refuse_buckets(self.hook, begun + taken, error)
-            taken = 0
-        if isinstance(error, dist.DistBackendError):  # for it ``refuse`` takes no place, as it did so before
-            error = UsageError(str(error))
+            taken = max(0, begun + taken - len(self._plan.buckets))
         for _ in range(owed - taken):
-            self.group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error))
-        self._forget_tuning()
+            self._refuse(error)
+        self._lose_pass(error, owes_order=done is None or not done.has_told_order)
 
     # -- in a backward pass ------------------------------------------------------------------------------------------
 
@@ -351,7 +360,8 @@ class GradientReducer:
             if self.comm_hook is not None:
                 self.comm_hook.finish(is_last=True)
             sums = [self._begin_sparse(now, each) for each in self._sparse]
-            words = self._begin_words(now, absent) if self._exchanges_words else None
+            use = self._begin_use(now) if self._settings.finds_unused else None
+            order = None if self._has_order else self._begin_order(now, absent)
             told = self._begin_telling(now)
         except BaseException as error:
             self.fail(error)
@@ -365,9 +375,9 @@ class GradientReducer:
         waited = time.perf_counter()
         try:
             wait_for_all(now.works)
-        except BaseException:
+        except BaseException as error:
             self._meter.end(EventState.FAILED)
-            self._forget_tuning()
+            self._lose_pass(error, owes_order=not now.has_told_order)
             raise
         self._meter.end()
         self.times.is_over()
@@ -376,8 +386,10 @@ class GradientReducer:
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
         used = self._expected_use() if now.is_shadow else self._used
-        if words is not None:
-            used = self._learn(words)
+        if order is not None:
+            used = self._learn(order)
+        if use is not None:
+            used = use
         self._hand_out(absent, used, sums)
         self._used[:] = False
 
@@ -461,9 +473,14 @@ class GradientReducer:
                     bucket.take(member)
 
     @property
-    def _exchanges_words(self) -> bool:
-        """Whether ranks exchange words at the end of this step."""
-        return self._settings.finds_unused or not self._has_order
+    def _detail(self) -> str:
+        """A detail of the reductions of this pass, which differs between ranks with and without the order."""
+        return "" if self._has_order else _UNORDERED
+
+    @property
+    def _order_key(self) -> str:
+        """The key under which ranks exchange the order of this pass."""
+        return f"{self.name}/order/{self._passes}"
 
     @property
     def _is_recording(self) -> bool:
@@ -512,11 +529,15 @@ class GradientReducer:
                 if not (is_last or self.comm_hook.is_free):
                     return
                 index = now.begun
-                now.works.append(self.comm_hook.start(bucket, index=index, is_last=index == len(buckets) - 1))
+                with self.group.agreeing(self._detail):
+                    work = self.comm_hook.start(bucket, index=index, is_last=index == len(buckets) - 1)
+                now.works.append(work)
             elif self.hook is None:
                 now.works.append(self._begin_bucket(now.begun, bucket))
             else:
-                now.works.append(self.hook.start(self._given(now.begun, bucket.flat)))
+                with self.group.agreeing(self._detail):
+                    work = self.hook.start(self._given(now.begun, bucket.flat))
+                now.works.append(work)
             now.begun += 1
         assert not is_last or now.begun == len(buckets), "all gradients are there"
 
@@ -524,7 +545,7 @@ class GradientReducer:
         """Start averaging a sparse gradient; return the tensor of the mean."""
         share = member.sparse_share(self.group.size(), is_zero=now.is_shadow)
         make = sparse_all_reduce(self.group.communicator, share, "sum")
-        now.works.append(self.group.start(make, [share], operation=_OPERATION, options=_AT_ONCE))
+        now.works.append(self.group.start(make, [share], operation=_OPERATION, options=_AT_ONCE, detail=self._detail))
         return share
 
     def _begin_bucket(self, index: int, bucket: GradientBucket) -> Work:
@@ -547,13 +568,15 @@ class GradientReducer:
         tensors: Sequence[torch.Tensor],
         *,
         algorithm: AllReduceAlgorithm | None = None,
+        key: str | None = None,
     ) -> Work:
         communicator = self.group.communicator
         return self.group.start(
-            lambda: communicator.all_reduce(array, op, algorithm=algorithm),
+            lambda: communicator.all_reduce(array, op, algorithm=algorithm, key=key),
             tensors,
             operation=_OPERATION,
             options=_AT_ONCE,
+            detail=self._detail,
         )
 
     def _given(self, index: int, buffer: torch.Tensor, refusal: BaseException | None = None) -> HookBucket:
@@ -575,7 +598,7 @@ class GradientReducer:
             self.await_failed()
         for index in range(begun, len(self._plan.buckets)):
             buffer = torch.empty(self._plan.buckets[index].count, dtype=self._members(index)[0].dtype)
-            with suppress(UsageError):  # the group or the loop has ended: no rank waits for this one
+            with suppress(UsageError), self.group.agreeing(self._detail):  # UsageError: the group or the loop has ended
                 self._failed.append(hook.start(self._given(index, buffer, error)))
 
     def _absent(self, now: _GradientPass) -> list[int]:
@@ -600,36 +623,70 @@ class GradientReducer:
             )
         return absent
 
-    def _begin_words(self, now: _GradientPass, absent: Sequence[int]) -> NDArray[Any]:
-        """Start exchanging which parameters were used and, in the first step, the order and numbers of gradients."""
+    def _begin_use(self, now: _GradientPass) -> NDArray[Any]:
+        """Start exchanging which parameters were used; return the array for those used on some rank."""
+        use = self._used.astype(np.int32)
+        now.works.append(self._begin(use, "max", []))
+        return use
+
+    def _begin_order(self, now: _GradientPass, absent: Sequence[int]) -> NDArray[Any]:
+        """Start exchanging the use of parameters, and the order and numbers of gradients, in four parts of an array."""
         count = len(self.replicated)
-        words = np.zeros(count if self._has_order else 4 * count, np.int32)
+        words = np.zeros(4 * count, np.int32)
         words[:count] = self._used
-        if not self._has_order:
-            if self.group.communicator.rank == self._source:
-                words[count : 2 * count] = [*now.order, *absent]
-            words[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
-            words[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
-        now.works.append(self._begin(words, "max", []))
+        if self.group.communicator.rank == self._source:
+            words[count : 2 * count] = [*now.order, *absent]
+        words[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
+        words[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
+        now.works.append(self._begin(words, "max", [], key=self._order_key))
+        now.has_told_order = True
         return words
 
     def _learn(self, words: NDArray[Any]) -> NDArray[Any]:
         """Process the agreement of the ranks; return the parameters that were used on some rank."""
         count = len(self.replicated)
-        if not self._has_order:
-            order, most, least = words[count : 2 * count], words[2 * count : 3 * count], -words[3 * count :]
-            if self._settings.is_static:
-                odd = np.flatnonzero(most != least)
-                if len(odd):
-                    raise UsageError(
-                        f"parameter {self.replicated[odd[0]].name}: expected as many gradients on all ranks, got "
-                        f"{least[odd[0]]} to {most[odd[0]]}; pass static_graph=False where ranks differ"
-                    )
-                self._expected = most.tolist()
-            self._has_order = True
-            self._order = [self.replicated[index].name for index in order]
-            self._replan()
+        order, most, least = words[count : 2 * count], words[2 * count : 3 * count], -words[3 * count :]
+        if self._settings.is_static:
+            odd = np.flatnonzero(most != least)
+            if len(odd):
+                raise UsageError(
+                    f"parameter {self.replicated[odd[0]].name}: expected as many gradients on all ranks, got "
+                    f"{least[odd[0]]} to {most[odd[0]]}; pass static_graph=False where ranks differ"
+                )
+            self._expected = most.tolist()
+        self._has_order = True
+        self._order = [self.replicated[index].name for index in order]
+        self._replan()
+        self._describe_again()
         return words[:count]
+
+    def _lose_pass(self, error: BaseException, *, owes_order: bool) -> None:
+        """Return to what all ranks know, after ``error`` has ended a pass here.
+
+        With ``owes_order`` this rank has not exchanged the order of the pass, for which others may wait.
+        """
+        self._forget_tuning()
+        if owes_order:
+            self._refuse(error, key=self._order_key)
+        if self._has_order and _is_mismatch(error):
+            error.add_note("An earlier step has failed on some of the ranks only; the next one works on all of them.")
+            self._has_order = False
+            self._order = self._expected = None
+            self._replan()
+        if not self._has_order:
+            self._describe_again()
+
+    def _refuse(self, error: BaseException, *, key: str | None = None) -> None:
+        """End on the other ranks one operation that this one does not begin."""
+        if isinstance(error, dist.DistBackendError):  # for it ``group.refuse`` takes no place, as it did so before
+            error = UsageError(str(error))
+        communicator = self.group.communicator
+        self.group.refuse(_OPERATION, error, lambda: communicator.refuse(_OPERATION, error, key=key))
+
+    def _describe_again(self) -> None:
+        """Make ranks with a codec agree on all buckets of the next pass, whether or not they have changed."""
+        if self.hook is not None:
+            self.hook.describe_again()
 
     def await_failed(self) -> None:
         """Wait for operations of a failed pass, whose errors were raised then."""
@@ -637,6 +694,10 @@ class GradientReducer:
         for work in left:
             with suppress(Exception):
                 work.wait()
+
+
+def _is_mismatch(error: BaseException) -> bool:
+    return isinstance(error, OperationMismatch) or OperationMismatch.__name__ in str(error)  # the latter of a future
 
 
 def _bytes_of_buckets(replicated: Sequence[Replicated], bucket_bytes: int) -> tuple[int, ...]:
