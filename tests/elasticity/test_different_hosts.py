@@ -19,12 +19,9 @@ from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import LoneWorld, WorldSource
 from asyncpar.errors import DivergedState, NotFound, UsageError
 from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.world_director import (
-    AnnouncePending,
-    ElasticDirector,
-    Evict,
-    FormWorld,
-)
+from asyncpar.net.membership.next_world import FormWorld
+from asyncpar.net.membership.world_director import ElasticDirector
+from asyncpar.net.membership.world_messages import ChangePending, MemberDismissed
 from asyncpar.nn.optimizers import SGD, Optimizer, Rule
 from asyncpar.nn.parameter import Parameter
 from asyncpar.parallel.local.outer import OuterConfig
@@ -293,15 +290,15 @@ def test_a_rank_that_computes_otherwise_as_it_waits_for_its_world_is_refused_by_
     first, second, other = Lineage(3, b"a"), Lineage(4, b"b"), Lineage(4, b"c")
     (formed,) = director.arrive("a", first, 0.0)
     assert isinstance(formed, FormWorld)
-    director.ready("a", 0)
-    assert director.arrive("n", first, 1.0) == [AnnouncePending(0, ("a",))]
+    director.ready("a", 0, "a:1")
+    assert director.arrive("n", first, 1.0) == [ChangePending(0)]
     director.progress("n", other, 1.1)
     commands = director.report("a", MemberReport(generation=0, lineage=second), 1.2)
-    evicted = [command for command in commands if isinstance(command, Evict)]
+    evicted = [command for command in commands if isinstance(command, MemberDismissed)]
     why = "its step 3 has another digest than the group's; the program or its libraries differ"
-    assert evicted == [Evict("n", why, is_refused=True)]
+    assert evicted == [MemberDismissed("n", why, is_refused=True)]
     assert director.members == ("a",)
-    director.ready("a", 1)
+    director.ready("a", 1, "a:1")
     assert director.progress("n", Lineage(5, b"d"), 1.3) == [], "it waits for nothing any more"
     assert director.tick(60.0) == []
 

@@ -7,20 +7,15 @@ from collections.abc import Mapping
 import pytest
 
 from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
+from asyncpar.net.membership.next_world import JOIN_PATIENCE, FormWorld, WorldRules
 from asyncpar.net.membership.world_director import (
-    JOIN_PATIENCE,
     LAST_PATIENCE,
     READY_PATIENCE,
     REPORT_PATIENCE,
-    AnnouncePending,
     DirectorCommand,
     ElasticDirector,
-    Evict,
-    FormWorld,
-    RevokeWorld,
-    StartWorld,
-    WorldRules,
 )
+from asyncpar.net.membership.world_messages import ChangePending, MemberDismissed, WorldEnded, WorldStarted
 
 START = first_lineage(b"state")
 
@@ -30,7 +25,7 @@ def formed(commands: list[DirectorCommand]) -> FormWorld | None:
 
 
 def evicted(commands: list[DirectorCommand]) -> list[str]:
-    return [command.member for command in commands if isinstance(command, Evict)]
+    return [command.member for command in commands if isinstance(command, MemberDismissed)]
 
 
 def begun(size: int) -> ElasticDirector:
@@ -99,22 +94,22 @@ def test_pairs_that_take_turns_in_not_hearing_each_other_do_not_go_on_for_ever()
 
 def test_a_world_starts_once_when_all_its_members_can_be_connected_to() -> None:
     director = begun(2)
-    assert director.ready("m0", 0) == []
-    assert director.ready("m0", 0) == []
-    assert director.ready("m1", 7) == []
-    assert director.ready("m1", 0) == [StartWorld(0, ("m0", "m1"))]
-    assert director.ready("m1", 0) == []
+    assert director.ready("m0", 0, "m0:1") == []
+    assert director.ready("m0", 0, "m0:1") == []
+    assert director.ready("m1", 7, "m1:1") == []
+    assert director.ready("m1", 0, "m1:1") == [WorldStarted(0, ("m0:1", "m1:1"))]
+    assert director.ready("m1", 0, "m1:1") == []
     assert director.tick(2 * READY_PATIENCE) == []
 
 
 def test_a_member_that_does_not_come_into_its_world_is_lost() -> None:
     director = begun(3)
-    director.ready("m0", 0)
-    director.ready("m2", 0)
+    director.ready("m0", 0, "m0:1")
+    director.ready("m2", 0, "m2:1")
     assert director.tick(0.9 * READY_PATIENCE) == []
     commands = director.tick(1.1 * READY_PATIENCE)
     assert evicted(commands) == ["m1"]
-    assert [command.members for command in commands if isinstance(command, RevokeWorld)] == [("m0", "m2")]
+    assert [command.generation for command in commands if isinstance(command, WorldEnded)] == [0]
     world = formed(report_all(director, {}))
     assert world is not None
     assert world.members == ("m0", "m2")
@@ -150,12 +145,12 @@ def test_newcomers_take_the_numbers_of_those_who_have_left(
     director = begun(4)
     revoked: list[bool] = []
     for name in lost:
-        revoked += [one.is_planned for one in director.lost(name, "was killed", 0.0) if isinstance(one, RevokeWorld)]
+        revoked += [one.is_planned for one in director.lost(name, "was killed", 0.0) if isinstance(one, WorldEnded)]
     for name in newcomers:
         director.arrive(name, START, 0.0)
     for member in [name for name in ("m0", "m1", "m2", "m3") if name not in lost]:
         commands = director.report(member, MemberReport(generation=0, lineage=START), 0.0)
-        revoked += [one.is_planned for one in commands if isinstance(one, RevokeWorld)]
+        revoked += [one.is_planned for one in commands if isinstance(one, WorldEnded)]
     world = formed(commands)
     assert world is not None
     assert world.members == members
@@ -167,7 +162,7 @@ def test_a_world_formed_with_a_newcomer_that_begins_anew_meanwhile_is_over() -> 
     director.arrive("new", START, 0.0)
     assert formed(report_all(director, {})) is not None
     commands = director.withdraw("new", 0.0)
-    assert [command.members for command in commands if isinstance(command, RevokeWorld)] == [("m0",)]
+    assert [command.generation for command in commands if isinstance(command, WorldEnded)] == [1]
     world = formed(report_all(director, {}))
     assert world is not None
     assert world.members == ("m0",)
@@ -184,7 +179,7 @@ def test_members_that_are_drained_leave_one_at_a_time_and_none_with_one_that_is_
         world = formed(commands)
         assert world is not None
         sizes.append(world.members)
-        is_told = any(isinstance(command, AnnouncePending) for command in commands)
+        is_told = any(isinstance(command, ChangePending) for command in commands)
         assert is_told == (len(sizes) < 3), "who is still to leave can do so after the next step"
     assert sizes == [("m0", "m1", "m2"), ("m1", "m2"), ("m2",)]
 
@@ -198,7 +193,7 @@ def test_a_member_that_arrives_when_all_others_have_left_is_told_so() -> None:
 
 def test_a_newcomer_makes_a_change_as_soon_as_it_is_there() -> None:
     director = begun(2)
-    assert AnnouncePending(0, ("m0", "m1")) in director.arrive("new", START, 1.0)
+    assert ChangePending(0) in director.arrive("new", START, 1.0)
 
 
 def steps_after(count: int) -> list[Lineage]:
@@ -260,8 +255,8 @@ def test_the_last_members_that_have_the_state_may_be_stopped_as_long_as_others_m
     director = ElasticDirector(2, rules=WorldRules(is_heard=lambda member: member in heard))
     for number in range(2):
         director.arrive(f"m{number}", START, 0.0)
-    director.ready("m0", 0)
-    director.ready("m1", 0)
+    director.ready("m0", 0, "m0:1")
+    director.ready("m1", 0, "m1:1")
     heard.clear()
     director.stopped("m1", "is stopped", 1.0)
     assert evicted(director.tick(5.0)) == [], "m0 has the state, but is not heard"
@@ -280,8 +275,8 @@ def test_the_last_members_that_have_the_state_may_be_stopped_as_long_as_others_m
 
 def test_members_that_are_all_late_have_more_time_for_their_reports() -> None:
     director = begun(2)
-    director.ready("m0", 0)
-    director.ready("m1", 0)
+    director.ready("m0", 0, "m0:1")
+    director.ready("m1", 0, "m1:1")
     director.arrive("m2", START, 0.5)
     director.lost("m2", "was killed", 0.6)
     director.report("m0", MemberReport(generation=0, lineage=START, suspects=((1, "silent"),)), 1.0)

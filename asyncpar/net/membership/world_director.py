@@ -6,19 +6,32 @@ next leader begins with ``resume``, and receives reports on the members from all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from asyncpar.net.membership.lineage import (
-    Decision,
-    Lineage,
-    MemberReport,
-    differs_from_group,
-    is_sound,
-    lineage_at,
-    target_step,
+from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport, differs_from_group
+from asyncpar.net.membership.next_world import (
+    AwaitNewcomers,
+    Diverged,
+    EndedWorld,
+    FormWorld,
+    LeaveTogether,
+    Newcomer,
+    TooFew,
+    Unreachability,
+    WorldRules,
+    agreed_lineage,
+    next_world,
 )
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.net.membership.total_loss import ALL_LOST
+from asyncpar.net.membership.world_messages import (
+    ChangePending,
+    MemberDismissed,
+    MembersWanted,
+    WorldChange,
+    WorldEnded,
+    WorldStarted,
+)
 
 READY_PATIENCE = 15.0
 """Seconds after a world was formed within which each member must be reachable, or it is declared lost.
@@ -28,12 +41,6 @@ They are more if members have more time to report in.
 
 LEFT_WELL = "left"
 """The reason of the loss of a member that needs no more worlds."""
-
-QUARRELS = 2
-"""Successive worlds without progress in which two members are mutually unreachable until one is declared lost."""
-
-JOIN_PATIENCE = 5.0
-"""Most seconds for which a world whose members are ready waits for newcomers, if they can be there by then."""
 
 GATHER_SECONDS = 0.5
 """Seconds for which the agents' leader gathers newcomers that may join, from the first on: one change is for all."""
@@ -55,101 +62,14 @@ REPORT_PATIENCE = 10.0
 """Seconds after a revoke within which each member must report, or it is declared lost."""
 
 
-def _seated(before: Sequence[str], staying: Sequence[str], ready: Sequence[str]) -> tuple[str, ...]:
-    """Return the members of a world in the order of their ranks: newcomers take the places of members that have left.
+DirectorCommand = FormWorld | WorldEnded | WorldStarted | ChangePending | MembersWanted | MemberDismissed
+"""``FormWorld`` asks for the next world to be decided and announced; the others are announced to all hosts."""
 
-    So survivors keep their parts of the state, and their portions.
-    """
-    coming = iter(ready)
-    seats = (member if member in staying else next(coming, None) for member in before)
-    return (*(member for member in seats if member is not None), *coming)
+_DRAINED = "drained"
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeWorld:
-    """Notify ``members`` that ``generation`` is over; ``is_planned``: one is ready for a change, and none is lost."""
-
-    generation: int
-    members: tuple[str, ...]
-    why: str
-    is_planned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FormWorld:
-    """Announce the next world to its ``members``, in the order of their ranks."""
-
-    generation: int
-    members: tuple[str, ...]
-    lineage: Lineage
-    decision: Decision
-    change: WorldChange
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorld:
-    """Notify ``members``, in the order of their ranks, that all of them are reachable."""
-
-    generation: int
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnnouncePending:
-    """Notify ``members`` that a change waits for the end of a step."""
-
-    generation: int
-    members: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CallMembers:
-    """Notify members that wait for a place that those of ``generation`` are too few for another world."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Declare ``member`` lost: end it, and answer its requests with ``why``.
-
-    A member that ``is_refused`` was to join, but does not compute the same as the others.
-    """
-
-    member: str
-    why: str
-    is_refused: bool = False
-
-
-DirectorCommand = RevokeWorld | FormWorld | StartWorld | AnnouncePending | CallMembers | Evict
-
-
-@dataclass
-class _Newcomer:
-    """A member that waits for a world; before the first world, every member does."""
-
-    lineage: Lineage
-    heard_at: float
-    """The time at which it arrived, or last progressed."""
-    patience: int = 0
-    """Number of steps that it must follow before a world is changed for it; doubled when it is late."""
-    followed: int = 0
-    due_since: float | None = None
-    """The time since which it could join after another step."""
-    pace: float = 0.0
-    """Seconds of its last step; 0: not known."""
-
-    def arrived_again(self, lineage: Lineage, now: float) -> _Newcomer:
-        """Return it as it arrives again with ``lineage``: its delay and pace stay."""
-        return replace(self, lineage=lineage, heard_at=now, patience=0, followed=0)
-
-    def seconds_behind(self, target: int) -> float:
-        """Return the seconds until it is one step from ``target``; 0 if its pace is not known."""
-        return (target - 1 - self.lineage.step) * self.pace
-
-    def wait_longer(self) -> None:
-        """Have it follow more steps before a world is changed for it again: it was late."""
-        self.patience, self.followed = max(1, 2 * self.patience), 0
+def _drained(members: Iterable[str]) -> list[DirectorCommand]:
+    return [MemberDismissed(member, _DRAINED, is_drained=True) for member in members]
 
 
 @dataclass
@@ -157,50 +77,21 @@ class _Current:
     generation: int
     members: tuple[str, ...]
     formed_at: float
-    ready: set[str] = field(default_factory=set)
-    """Members that are reachable."""
+    ready: dict[str, str] = field(default_factory=dict)
+    """Addresses of the members that are reachable."""
     lost: dict[str, str] = field(default_factory=dict)
     reports: dict[str, MemberReport] = field(default_factory=dict)
     revoked_at: float | None = None
-    ready_at: float | None = None
+    whole_at: float | None = None
     """The time at which all survivors had reported."""
     is_announced: bool = False
     has_called: bool = False
     """Whether further members were called."""
-    is_judged: bool = False
-    """Whether mutual unreachability of its members was judged."""
     why: str = ""
 
     @property
     def survivors(self) -> tuple[str, ...]:
         return tuple(member for member in self.members if member not in self.lost)
-
-
-def _may_always_join(members: Sequence[str], newcomer: str) -> bool:  # noqa: ARG001
-    return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorldRules:
-    """Rules on which members may make a world.
-
-    ``may_form`` decides whether members are enough for one; ``may_join`` whether a newcomer has a place beside members:
-    without one it waits, and no world is changed for it.
-
-    A newcomer has the state once the others have ended a step.  So that it and too few survivors do not wait for each
-    other, survivors make a world if they are enough together with those on the way, which ``may_settle`` decides:
-    besides the given members, it counts those that fetch the state.
-    """
-
-    may_form: Callable[[Sequence[str]], bool] = bool
-    may_settle: Callable[[Sequence[str]], bool] = bool
-    may_join: Callable[[Sequence[str], str], bool] = _may_always_join
-    may_end: Callable[[Sequence[str]], bool] = lambda _: False
-    """Whether members are to leave together, if nobody else is there."""
-    are_more_coming: Callable[[], bool] = lambda: False
-    """Whether further members fetch the state."""
-    is_heard: Callable[[str], bool] = lambda _: True
-    """Whether the host of a member is heard from."""
 
 
 class ElasticDirector:
@@ -224,16 +115,14 @@ class ElasticDirector:
         self._rules = rules or WorldRules()
         self._report_within = report_within
         self._ready_within = max(READY_PATIENCE, report_within)
-        self._newcomers: dict[str, _Newcomer] = {}
+        self._newcomers: dict[str, Newcomer] = {}
         self._gather_for = gather_for
         self._has_gathered_in_vain = False
         """Whether the last world was changed for newcomers that were too far behind at the change."""
         self._leaving: set[str] = set()
         self._stopped: dict[str, tuple[str, float]] = {}
         """Members whose processes are stopped: how, and since when this is known."""
-        self._quarrels: dict[tuple[str, str], int] = {}
-        """Pairs of mutually unreachable members, with the number of worlds since there was progress."""
-        self._quarrels_at: Lineage | None = None
+        self._unreachability = Unreachability()
         self._world: _Current | None = None
         self._short_since: float | None = None
         """The time since which the current world is too small, and nobody is on the way to it."""
@@ -271,9 +160,9 @@ class ElasticDirector:
     def arrive(self, member: str, lineage: Lineage, now: float) -> list[DirectorCommand]:
         """Add ``member``, which waits for its first world."""
         if self.trouble is not None:  # it had requested donors before, and was late
-            return [Evict(member, self.trouble)]
+            return [MemberDismissed(member, self.trouble)]
         known = self._newcomers.get(member)
-        newcomer = _Newcomer(lineage, now) if known is None else known.arrived_again(lineage, now)
+        newcomer = Newcomer(lineage, now) if known is None else known.arrived_again(lineage, now)
         self._newcomers[member] = newcomer
         if self._world is None:
             return self._form_first(now)
@@ -288,29 +177,26 @@ class ElasticDirector:
         newcomer = self._newcomers.get(member)
         if newcomer is None:
             return []
-        newcomer.pace, newcomer.heard_at = now - newcomer.heard_at, now
-        newcomer.lineage = lineage
-        newcomer.followed += 1
-        return self._consider(member, newcomer, now)
+        return self._consider(member, newcomer.progressed(lineage, now), now)
 
-    def _consider(self, member: str, newcomer: _Newcomer, now: float) -> list[DirectorCommand]:
+    def _consider(self, member: str, newcomer: Newcomer, now: float) -> list[DirectorCommand]:
         """Change the world for a newcomer with its new lineage, unless it has to follow more steps."""
-        if newcomer.followed >= newcomer.patience and newcomer.due_since is None:
-            newcomer.due_since = now
+        self._newcomers[member] = newcomer.considered(now)
         return [*self._announce_gathered(now, member), *self._complete(now)]
 
     def withdraw(self, member: str, now: float) -> list[DirectorCommand]:
         """Remove ``member``, which has to be healed anew, from all worlds until it arrives again."""
         return self.lost(member, "had to begin anew", now)
 
-    def ready(self, member: str, generation: int) -> list[DirectorCommand]:
-        """Record that ``member`` is reachable in the world of ``generation``."""
+    def ready(self, member: str, generation: int, address: str) -> list[DirectorCommand]:
+        """Record that ``member`` is reachable in the world of ``generation``, at ``address``."""
         world = self._world
-        if world is None or generation != world.generation or member not in world.members or member in world.ready:
+        if world is None or generation != world.generation or member not in world.members:
             return []
-        world.ready.add(member)
-        is_complete = len(world.ready) == len(world.members) and world.revoked_at is None
-        return [StartWorld(generation, world.members)] if is_complete else []
+        is_known, world.ready[member] = member in world.ready, address
+        if is_known or len(world.ready) < len(world.members) or world.revoked_at is not None:
+            return []
+        return [WorldStarted(generation, tuple(world.ready[one] for one in world.members))]
 
     def drain(self, member: str) -> list[DirectorCommand]:
         """Have ``member`` leave at the end of a step."""
@@ -321,7 +207,9 @@ class ElasticDirector:
         """Process the report of ``member``, which has left that world; ``why``, if it knows more than a suspicion."""
         world = self._world
         if world is None or report.generation != world.generation or member not in world.survivors:
-            return [Evict(member, f"generation {report.generation} is over, and it went on without this rank")]
+            return [
+                MemberDismissed(member, f"generation {report.generation} is over, and it went on without this rank")
+            ]
         world.reports[member] = report
         why = why or "; ".join(f"{world.members[rank]}: {cause}" for rank, cause in report.suspects)
         planned = f"{member} is ready for a change"
@@ -357,7 +245,7 @@ class ElasticDirector:
         return [command for member, how in late for command in self._evict(member, how, now)]
 
     def _evict(self, member: str, why: str, now: float) -> list[DirectorCommand]:
-        return [Evict(member, why), *self.lost(member, why, now)]
+        return [MemberDismissed(member, why), *self.lost(member, why, now)]
 
     def lost(self, member: str, how: str, now: float) -> list[DirectorCommand]:
         """Handle the loss of ``member``."""
@@ -385,7 +273,7 @@ class ElasticDirector:
             there, began, limit = set(world.reports), world.revoked_at, self._report_within
             why = f"did not answer for {limit:g} s"
         else:
-            there, began, limit = world.ready, world.formed_at, self._ready_within
+            there, began, limit = set(world.ready), world.formed_at, self._ready_within
             why = f"did not come into generation {world.generation} for {limit:g} s"
         missing = [member for member in world.survivors if member not in there]
         if set(self._keepers(world.survivors)) <= set(missing):
@@ -432,17 +320,17 @@ class ElasticDirector:
         lineages = [self._newcomers[member].lineage for member in members]
         if len(set(lineages)) > 1:
             shown = ", ".join(f"{member}: {lineage}" for member, lineage in zip(members, lineages, strict=True))
-            self.trouble = f"state: expected the same on all ranks when the job begins, got {shown}"
-            return [Evict(member, self.trouble) for member in members]
+            return self._fail(f"state: expected the same on all ranks when the job begins, got {shown}", members)
         change = WorldChange(generation=self._first, joined=members)
-        return [self._form(members, lineages[0], Decision.ABORT, change, now)]
+        first = FormWorld(members=members, lineage=lineages[0], decision=Decision.ABORT, change=change)
+        return self._form(first, now)
 
     def _announce(self) -> list[DirectorCommand]:
         world = self._world
         if world is None or world.revoked_at is not None or world.is_announced or not world.survivors:
             return []
         world.is_announced = True
-        return [AnnouncePending(world.generation, world.survivors)]
+        return [ChangePending(world.generation)]
 
     def _revoke(self, why: str, now: float, *, is_planned: bool = False) -> list[DirectorCommand]:
         world = self._world
@@ -450,147 +338,80 @@ class ElasticDirector:
         if world.revoked_at is not None:
             return []
         world.revoked_at, world.why = now, why
-        others = tuple(member for member in world.survivors if member not in world.reports)
-        return [RevokeWorld(world.generation, others, why, is_planned=is_planned)]
+        return [WorldEnded(world.generation, why, is_planned=is_planned)]
 
     def _complete(self, now: float) -> list[DirectorCommand]:
         """Form the next world if all its members are ready."""
         world = self._world
         if world is None or world.revoked_at is None or self.trouble is not None:
             return []
-        survivors = world.survivors
-        if not survivors:
-            self.trouble = "all members are lost"
-            return [Evict(member, self.trouble) for member in self._newcomers]
-        if any(member not in world.reports for member in survivors):
+        if not world.survivors:
+            return self._fail(ALL_LOST, self._newcomers)
+        reports = {member: world.reports[member] for member in world.survivors if member in world.reports}
+        if len(reports) < len(world.survivors):
             return []
-        reports = [world.reports[member] for member in survivors]
-        target = target_step(reports)
-        lineage = self._agreed(survivors, reports, target)
-        if lineage is None:
-            return [Evict(member, str(self.trouble)) for member in survivors]
-        if not world.is_judged and (odd := self._odd_member(world, lineage)) is not None:
-            why = f"does not hear {odd[1]}, nor is heard there, while both are heard here"
-            return self._evict(odd[0], why, now)
-        world.ready_at = now if world.ready_at is None else world.ready_at
-        if self._ends_with(survivors):
-            return [Evict(member, "drained") for member in survivors]
-        leaver = self._leaver(world)
-        staying = tuple(member for member in survivors if member != leaver)
-        ready = self._chosen(staying, lambda held: self.is_caught_up(held, lineage))
-        late = self._chosen(staying + ready, lambda held: held.step < target)
-        patience = world.ready_at + JOIN_PATIENCE - now
-        if not world.lost and any(self._newcomers[member].seconds_behind(target) < patience for member in late):
-            return []
-        for member in late:
-            self._newcomers[member].wait_longer()
-        if not staying + ready:
-            staying = survivors
-        if not self._rules.may_form(staying + ready) and not self._may_wait_for(staying, lineage):
-            has_called, world.has_called = world.has_called, True
-            return [] if has_called else [CallMembers(world.generation)]
-        return self._change(world, staying, ready, lineage, now)
-
-    def _chosen(self, members: tuple[str, ...], is_wanted: Callable[[Lineage], bool]) -> tuple[str, ...]:
-        """Return the newcomers whose lineage ``is_wanted`` and that have a place beside ``members``."""
-        found: tuple[str, ...] = ()
-        for member, newcomer in self._newcomers.items():
-            if is_wanted(newcomer.lineage) and member not in members and self._rules.may_join(members + found, member):
-                found += (member,)
-        return tuple(sorted(found))
-
-    def _change(
-        self, world: _Current, staying: tuple[str, ...], ready: tuple[str, ...], lineage: Lineage, now: float
-    ) -> list[DirectorCommand]:
-        """Form the next world, of the ``staying`` and the ``ready`` members."""
-        survivors = world.survivors
-        reports = [world.reports[member] for member in survivors]
-        target = target_step(reports)
-        left = tuple(member for member in world.members if member not in staying)
-        commands: list[DirectorCommand] = [Evict(member, "drained") for member in survivors if member not in staying]
-        rolls = any(report.lineage.step < target for report in reports)
-        change = WorldChange(
-            generation=world.generation + 1,
-            joined=ready,
-            left=left,
-            why="; ".join(f"{member} {how}" for member, how in world.lost.items()) or world.why,
-            is_by_loss=bool(world.lost) or any(report.suspects for report in reports),
+        lineage = agreed_lineage(reports)
+        if isinstance(lineage, Diverged):
+            return self._fail(lineage.why, world.survivors)
+        is_new, world.whole_at = world.whole_at is None, now if world.whole_at is None else world.whole_at
+        ended = EndedWorld(
+            generation=world.generation,
+            members=world.members,
+            survivors=world.survivors,
+            lost=world.lost,
+            reports=reports,
+            leaving=frozenset(self._leaving),
+            why=world.why,
+            whole_at=world.whole_at,
         )
-        decision = Decision.ROLL_FORWARD if rolls else Decision.ABORT
-        commands += self._refuse_others(lineage)
-        formed = self._form(_seated(world.members, staying, ready), lineage, decision, change, now)
-        return [*commands, formed, *(self._announce() if self._leaving else [])]
+        if is_new and (commands := self._evict_unreachable(ended, lineage, now)):
+            return commands
+        match next_world(ended, lineage, self._newcomers, self._rules, now):
+            case AwaitNewcomers():
+                return []
+            case LeaveTogether():
+                return _drained(world.survivors)
+            case TooFew(late=late):
+                self._wait_longer(late)
+                has_called, world.has_called = world.has_called, True
+                return [] if has_called else [MembersWanted(world.generation)]
+            case FormWorld() as formed:
+                return self._change(formed, now)
 
-    def _refuse_others(self, lineage: Lineage) -> list[DirectorCommand]:
-        """Evict newcomers that have reached the step of ``lineage`` with another state: they can never join."""
-        held = {name: newcomer.lineage for name, newcomer in self._newcomers.items()}
-        others = [name for name, other in held.items() if other.step == lineage.step and other != lineage]
-        for name in others:
+    def _fail(self, why: str, members: Iterable[str]) -> list[DirectorCommand]:
+        """Dismiss ``members``: there can be no further world."""
+        self.trouble = why
+        return [MemberDismissed(member, why) for member in members]
+
+    def _evict_unreachable(self, ended: EndedWorld, lineage: Lineage, now: float) -> list[DirectorCommand]:
+        """Go on without a member that others have not reached for several worlds, nor it them."""
+        self._unreachability = self._unreachability.after(ended, lineage)
+        found = self._unreachability.member_to_evict(ended)
+        if found is None:
+            return []
+        member, other = found
+        return self._evict(member, f"does not hear {other}, nor is heard there, while both are heard here", now)
+
+    def _wait_longer(self, late: Iterable[str]) -> None:
+        for name in late:
+            self._newcomers[name] = self._newcomers[name].late()
+
+    def _change(self, formed: FormWorld, now: float) -> list[DirectorCommand]:
+        """Form the next world, without those who leave or can never join."""
+        self._wait_longer(formed.late)
+        why = differs_from_group(formed.lineage)
+        for name in formed.refused:
             del self._newcomers[name]
-        return [Evict(name, differs_from_group(lineage), is_refused=True) for name in others]
+        refused = [MemberDismissed(name, why, is_refused=True) for name in formed.refused]
+        commands = [*_drained(formed.drained), *refused, *self._form(formed, now)]
+        return [*commands, *(self._announce() if self._leaving else [])]
 
-    def _may_wait_for(self, staying: Sequence[str], lineage: Lineage) -> bool:
-        """Return whether too few may form a world: with newcomers that need one of their steps, or its repetition."""
-        coming = [name for name, newcomer in self._newcomers.items() if newcomer.lineage.step >= lineage.step - 1]
-        return self._rules.may_settle((*staying, *coming))
-
-    def _ends_with(self, survivors: Sequence[str]) -> bool:
-        """Decide whether all leave together: there is nobody to hand over to."""
-        return not self._newcomers and not self._rules.are_more_coming() and self._rules.may_end(survivors)
-
-    def _leaver(self, world: _Current) -> str | None:
-        """Return the member that leaves: one at a time, and none after a loss: parts held by two are lost with both."""
-        leaving = (member for member in world.survivors if member in self._leaving)
-        return None if world.lost else next(leaving, None)
-
-    @staticmethod
-    def is_caught_up(held: Lineage, lineage: Lineage) -> bool:
-        """Return whether a newcomer with ``held`` may be a member of a world that goes on from ``lineage``."""
-        return held == lineage
-
-    def _odd_member(self, world: _Current, lineage: Lineage) -> tuple[str, str] | None:
-        """Return the member to evict if members are mutually unreachable, and one that it does not reach.
-
-        That is the one in most of such pairs, or the one that joined last.  One world is not enough: a connection may
-        break once.
-        """
-        world.is_judged = True
-        before = self._quarrels if lineage == self._quarrels_at else {}
-        accused = [
-            (min(member, other), max(member, other))
-            for member in world.survivors
-            for other in (world.members[rank] for rank, _ in world.reports[member].suspects)
-            if other in world.survivors
-        ]
-        self._quarrels = before | {pair: before.get(pair, 0) + 1 for pair in dict.fromkeys(accused)}
-        self._quarrels_at = lineage
-        present = set(world.survivors)
-        lasting = [pair for pair, count in self._quarrels.items() if count >= QUARRELS and present.issuperset(pair)]
-        if not lasting:
-            return None
-        odd = max(world.survivors, key=lambda m: (sum(m in pair for pair in lasting), world.members.index(m)))
-        one, other = next(pair for pair in lasting if odd in pair)
-        return odd, other if odd == one else one
-
-    def _agreed(self, survivors: Sequence[str], reports: Sequence[MemberReport], target: int) -> Lineage | None:
-        found = {member: lineage_at(report, target) for member, report in zip(survivors, reports, strict=True)}
-        if is_sound(reports):
-            known = {lineage for lineage in found.values() if lineage is not None}
-            if len(known) == 1:
-                return known.pop()
-        shown = ", ".join(f"{member}: {lineage}" for member, lineage in found.items())
-        self.trouble = f"step {target}: the ranks have not the same state: {shown}"
-        return None
-
-    def _form(
-        self, members: tuple[str, ...], lineage: Lineage, decision: Decision, change: WorldChange, now: float
-    ) -> FormWorld:
-        self._world = _Current(change.generation, members, now)
+    def _form(self, formed: FormWorld, now: float) -> list[DirectorCommand]:
+        self._world = _Current(formed.change.generation, formed.members, now)
         due = {name for name, newcomer in self._newcomers.items() if newcomer.due_since is not None}
-        self._has_gathered_in_vain = bool(due) and due.isdisjoint(members)
-        for member in members:
+        self._has_gathered_in_vain = bool(due) and due.isdisjoint(formed.members)
+        for member in formed.members:
             self._newcomers.pop(member, None)
-        for newcomer in self._newcomers.values():
-            newcomer.due_since = None
-        self._leaving -= set(change.left)
-        return FormWorld(change.generation, members, lineage, decision, change)
+        self._newcomers = {name: replace(one, due_since=None) for name, one in self._newcomers.items()}
+        self._leaving -= set(formed.change.left)
+        return [formed]

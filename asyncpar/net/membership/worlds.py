@@ -16,6 +16,7 @@ import msgspec
 
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.lineage import Decision, Lineage
+from asyncpar.net.membership.next_world import FormWorld, WorldRules
 from asyncpar.net.membership.restart_budget import RestartBudget, wait_after
 from asyncpar.net.membership.total_loss import (
     ALL_LOST,
@@ -24,21 +25,8 @@ from asyncpar.net.membership.total_loss import (
     refuse_to_begin_with,
     with_origin,
 )
-from asyncpar.net.membership.world_director import (
-    GATHER_SECONDS,
-    LEFT_WELL,
-    AnnouncePending,
-    CallMembers,
-    DirectorCommand,
-    ElasticDirector,
-    Evict,
-    FormWorld,
-    RevokeWorld,
-    StartWorld,
-    WorldRules,
-)
+from asyncpar.net.membership.world_director import GATHER_SECONDS, LEFT_WELL, DirectorCommand, ElasticDirector
 from asyncpar.net.membership.world_messages import (
-    ChangePending,
     HostCommand,
     HostDraining,
     HostEvent,
@@ -58,14 +46,11 @@ from asyncpar.net.membership.world_messages import (
     MemberReported,
     MemberResumed,
     MemberStopped,
-    MembersWanted,
     MemberWaits,
     MemberWithdrawn,
     PlacedMember,
     WorldAnnounced,
     WorldChange,
-    WorldEnded,
-    WorldStarted,
     say_full,
 )
 
@@ -209,7 +194,6 @@ class WorldMachine:
         self._placed: dict[str, PlacedMember] = {}
         self._healing: dict[str, str] = {}
         """The hosts of members that fetch the state."""
-        self._addresses: dict[str, str] = {}
         self._losses = RestartBudget[str](most=FORGIVEN_LOSSES, window=LOSSES_WITHIN)
         self._cooling: dict[str, tuple[float, str]] = {}
         """The time until which hosts that were lost often have no place, and the reason."""
@@ -446,9 +430,7 @@ class WorldMachine:
                 elif member in self._first.arrived:
                     self._first.arrived[member] = msgspec.structs.replace(self._first.arrived[member], lineage=lineage)
             case MemberReady(member, generation, address) if director is not None:
-                if generation == director.generation:
-                    self._addresses[member] = address
-                    self._obey(director.ready(member, generation))
+                self._obey(director.ready(member, generation, address))
             case MemberReported(member=member, report=report, why=why) if director is not None:
                 is_told_again = report.generation < director.generation and member in director.members
                 if not is_told_again:
@@ -560,21 +542,10 @@ class WorldMachine:
         director = self._director
         assert director is not None, "it has just decided"
         for command in commands:
-            match command:
-                case RevokeWorld(generation, _, why, is_planned):
-                    self._tell(WorldEnded(generation, why, is_planned=is_planned))
-                case AnnouncePending(generation, _):
-                    self._tell(ChangePending(generation))
-                case StartWorld(generation, members):
-                    addresses = tuple(self._addresses[member] for member in members)
-                    self._tell(WorldStarted(generation, addresses))
-                case CallMembers(generation):
-                    self._tell(MembersWanted(generation))
-                case Evict(member, why, is_refused):
-                    dismissed = MemberDismissed(member, why, is_drained=why == "drained", is_refused=is_refused)
-                    self._tell(dismissed)
-                case FormWorld():
-                    self._announce(command)
+            if isinstance(command, FormWorld):
+                self._announce(command)
+            else:
+                self._tell(command)
         if director.trouble == ALL_LOST:
             self._begin_anew()
         elif director.trouble is not None and not self._has_stopped and self._state.job is not None:
@@ -582,10 +553,10 @@ class WorldMachine:
             self._tell(JobStopped(self._state.job.number, director.trouble))
 
     def _announce(self, formed: FormWorld) -> None:
-        self._addresses.clear()
-        self._generation = formed.generation + 1
+        generation = formed.change.generation
+        self._generation = generation + 1
         world = WorldAnnounced(
-            generation=formed.generation,
+            generation=generation,
             members=tuple(self._placed[name] for name in formed.members),
             lineage=formed.lineage,
             decision=formed.decision,

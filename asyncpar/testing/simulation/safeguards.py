@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.segment import Segment
-from asyncpar.net.membership import lineage, world_director
+from asyncpar.net.membership import lineage, next_world, world_director
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.machine import Answer, Defer, Negotiator, Proposal
@@ -227,7 +227,7 @@ def _any_lineage() -> tuple[Patch, ...]:
         return True
 
     return (
-        (world_director.ElasticDirector, "is_caught_up", staticmethod(lambda _held, _lineage: True)),
+        (next_world, "is_caught_up", lambda _held, _lineage: True),
         (ElasticJob, "_is_caught_up", is_caught_up),
     )
 
@@ -236,15 +236,15 @@ def _most_popular() -> tuple[Patch, ...]:
     def popular(reports: Sequence[MemberReport]) -> Lineage:
         return Counter(report.lineage for report in reports).most_common(1)[0][0]
 
-    def agreed(_director: Any, _survivors: Any, reports: Sequence[MemberReport], _target: int) -> Lineage:
-        return popular(reports)
+    def agreed(reports: Mapping[str, MemberReport]) -> Lineage:
+        return popular([*reports.values()])
 
     def target(reports: Sequence[MemberReport]) -> int:
         return popular(reports).step
 
     return (
-        (world_director, "target_step", target),
-        (world_director.ElasticDirector, "_agreed", agreed),
+        (next_world, "target_step", target),
+        (world_director, "agreed_lineage", agreed),
     )
 
 
@@ -256,7 +256,7 @@ def _commit_unasked() -> tuple[Patch, ...]:
 
 
 def _quarrels_last() -> tuple[Patch, ...]:
-    return ((world_director.ElasticDirector, "_odd_member", lambda _director, _world, _lineage: None),)
+    return ((next_world.Unreachability, "member_to_evict", lambda _unreachability, _world: None),)
 
 
 # -- elastic steps -----------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _never_forward() -> tuple[Patch, ...]:
     def target(reports: Any) -> int:
         return int(max(report.lineage.step for report in reports))
 
-    return (lineage, "target_step", target), (world_director, "target_step", target)
+    return (lineage, "target_step", target), (next_world, "target_step", target)
 
 
 def _always_forward() -> tuple[Patch, ...]:
@@ -283,8 +283,8 @@ def _always_forward() -> tuple[Patch, ...]:
 
     return (
         (lineage, "target_step", target),
-        (world_director, "target_step", target),
-        (world_director, "is_sound", lambda _: True),
+        (next_world, "target_step", target),
+        (next_world, "is_sound", lambda _: True),
     )
 
 

@@ -10,13 +10,12 @@ from unittest.mock import patch
 
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.launch.agents import host_agent
-from asyncpar.net.membership import agent_silence, consensus
+from asyncpar.net.membership import agent_silence, consensus, next_world
 from asyncpar.net.membership.agent_silence import LAST_HOLDER_SECONDS, AgentSilence
 from asyncpar.net.membership.consensus import ConsensusNode
 from asyncpar.net.membership.consensus_messages import DurableState, Promise
 from asyncpar.net.membership.host_facts import HostFacts
 from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_director import ElasticDirector
 from asyncpar.net.membership.world_service import WorldService
 from asyncpar.net.membership.worlds import ProposeState, StateDecided, WorldMachine
 from asyncpar.testing.simulation import Fault
@@ -206,7 +205,7 @@ MISSING: dict[str, Missing] = {
     "late-newcomers": Missing(
         prevents="too few survivors wait for newcomers who wait for their step",
         group=ALL,
-        patches=((ElasticDirector, "_may_wait_for", lambda _director, _staying, _lineage: False),),
+        patches=((next_world, "may_wait_for", lambda *_: False),),
     ),
     "a-surplus-spare-waits": Missing(
         prevents="a world has more hosts than the job may have",

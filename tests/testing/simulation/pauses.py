@@ -14,8 +14,8 @@ from asyncpar.launch.agents import elastic_ranks
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.net.membership import agent_silence, world_service
 from asyncpar.net.membership.host_facts import HostFacts
-from asyncpar.net.membership.world_director import ElasticDirector, StartWorld
-from asyncpar.net.membership.world_messages import HostEvent, HostLeaving, WorldAnnounced
+from asyncpar.net.membership.world_director import ElasticDirector
+from asyncpar.net.membership.world_messages import HostEvent, HostLeaving, WorldAnnounced, WorldStarted
 from asyncpar.testing.simulation import Fault, SimulationResult, simulate
 from tests.testing.simulation.programs import bits, check_bits
 
@@ -122,12 +122,13 @@ def _takes_once(worlds: PipeWorlds, generation: int, members: tuple[str, ...]) -
     addresses.set_result(members)
 
 
-def _starts_what_is_over(director: ElasticDirector, member: str, generation: int) -> Any:
+def _starts_what_is_over(director: ElasticDirector, member: str, generation: int, address: str) -> Any:
     world = director._world  # noqa: SLF001
     if world is None or generation != world.generation or member not in world.members or member in world.ready:
         return []
-    world.ready.add(member)
-    return [StartWorld(generation, world.members)] if len(world.ready) == len(world.members) else []
+    world.ready[member] = address
+    is_complete = len(world.ready) == len(world.members)
+    return [WorldStarted(generation, tuple(world.ready[one] for one in world.members))] if is_complete else []
 
 
 _NOTE = HostFacts.note

@@ -12,7 +12,7 @@ import numpy as np
 
 import asyncpar as ap
 from asyncpar.core.config.transport import LINK_SECONDS
-from asyncpar.net.membership.world_director import QUARRELS
+from asyncpar.net.membership.next_world import UNREACHABLE_WORLDS
 from asyncpar.testing.simulation import SimulationResult, note
 
 STEPS = 3
@@ -131,7 +131,7 @@ async def bits(ballast: int = 1, seconds: float = 0.005, until: int = UNTIL) -> 
 
 WITHIN = 10.0
 """Virtual seconds after the last fault within which another step is committed."""
-QUARREL = QUARRELS * LINK_SECONDS + 1.0
+QUARREL = UNREACHABLE_WORLDS * LINK_SECONDS + 1.0
 """The same where two members do not hear each other: in so many worlds each link has to be silent for its time."""
 
 
