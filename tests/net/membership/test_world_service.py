@@ -124,6 +124,26 @@ def test_a_newcomer_without_anybody_to_join_says_where_it_looked() -> None:
     run_virtual(run())
 
 
+class FarLeader(Silent):
+    """Agents of which one answers, with the address of a leader that does not."""
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        if address == "x:1":
+            return pb.EnterReply(leader_address="far:1")
+        return await super().ask(address, request)
+
+
+def test_a_newcomer_that_does_not_reach_the_leader_says_who_named_it() -> None:
+    async def run() -> None:
+        votes = VoteFile(Path("votes"), job="agents", disk=FullDisk())
+        service = WorldService(name="b", network=FarLeader(), join=("x:1",), votes=votes)
+        named = r"no agent answers at far:1 \(refused\), where the leader is by what the agent at x:1 knows"
+        with pytest.raises(LaunchError, match=named):
+            await service.start()
+
+    run_virtual(run())
+
+
 async def let_in(network: Silent, *names: str) -> None:
     assert network.answer is not None
     refusal = (await network.answer(pb.EnterRequest(version="0"))).refusal
