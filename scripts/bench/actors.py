@@ -1,8 +1,8 @@
-"""Actors of asyncpar beside those of xoscar, Ray and Monarch: two processes of this host, the same work for all.
+"""Measure actors of asyncpar beside those of xoscar, Ray and Monarch: two processes of a host, the same work for all.
 
-    python scripts/bench/actors.py                        # asyncpar alone, or beside what is installed
-    python scripts/bench/actors.py --install --rounds 5   # the peers go into environments of their own, from PyPI
-    python scripts/bench/actors.py --soak 2000000         # and does memory stay flat?
+    scripts/bench/run actors                        # asyncpar alone, or beside what is installed
+    scripts/bench/run actors --install --rounds 5   # the peers go into environments of their own, from PyPI
+    scripts/bench/run actors --soak 2000000         # and does memory stay flat?
 
 Each library runs in its own processes, one after the other, round after round, by the rules of
 ``peers/actor_rules.py``; every answer is checked.  Shown are medians over the rounds (of the median call), ratios of

@@ -1,7 +1,7 @@
 """Soak banks of an elastic job: money is moved for an hour while ranks are killed two at once, stopped, and join.
 
-    python scripts/bench/bank.py --minutes 60 --seed 1
-    python scripts/bench/bank.py --minutes 2 --hosts 5 --out /tmp/bank
+    scripts/bench/run bank --minutes 60 --seed 1
+    scripts/bench/run bank --minutes 2 --hosts 5 --out /tmp/bank
 
 Each of four pretended hosts on loopback has an agent and a rank; three banks, elastic actors with ``save_every=1`` and
 ``mirrors=2``, have accounts, and all ranks move money between them, beside their steps and within.  Faults: two ranks

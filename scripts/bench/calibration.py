@@ -1,7 +1,7 @@
-"""Tuned gradient steps against the best pinned choice, on real lanes of five kinds.
+"""Measure tuned gradient steps against the best pinned choice, on real lanes of five kinds.
 
-    python scripts/bench/calibration.py
-    python scripts/bench/calibration.py --kinds shm,tcp --sizes 65536,1048576 --steps 50 --rounds 7
+    scripts/bench/run calibration
+    scripts/bench/run calibration --kinds shm,tcp --sizes 65536,1048576 --steps 50 --rounds 7
 
 Kinds: ``shm`` four ranks that share memory, ``tcp`` four ranks over loopback TCP, ``1000`` and ``100`` two network
 namespaces with a rank each on a wire of so many Mbit/s, ``hosts`` two namespaces with two ranks each on 1 Gbit/s.

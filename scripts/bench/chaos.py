@@ -1,14 +1,14 @@
 """Train under faults, and compare every bit with the run without: what ranks of an elastic job lose when others go.
 
-    python scripts/bench/chaos.py --faults 60 --seed 1
-    python scripts/bench/chaos.py --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill
-    python scripts/bench/chaos.py --faults 20 --mode zero3
-    python scripts/bench/chaos.py --faults 0 --megabytes 100
-    python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1
-    python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 150 --seed 1
-    python scripts/bench/chaos.py --faults 1 --kinds join --joiners 4 --megabytes 100 --every 16
-    python scripts/bench/chaos.py --agents 1 --namespaces --rate 100000000 --kinds join --faults 2 --compute 0.1
-    python scripts/bench/chaos.py --faults 8 --kinds kill --mode zero3 --victims each
+    scripts/bench/run chaos --faults 60 --seed 1
+    scripts/bench/run chaos --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill
+    scripts/bench/run chaos --faults 20 --mode zero3
+    scripts/bench/run chaos --faults 0 --megabytes 100
+    scripts/bench/run chaos --agents 4 --faults 8 --every 150 --seed 1
+    scripts/bench/run chaos --agents 4 --namespaces --faults 60 --every 150 --seed 1
+    scripts/bench/run chaos --faults 1 --kinds join --joiners 4 --megabytes 100 --every 16
+    scripts/bench/run chaos --agents 1 --namespaces --rate 100000000 --kinds join --faults 2 --compute 0.1
+    scripts/bench/run chaos --faults 8 --kinds kill --mode zero3 --victims each
 
 Each rank is the only one of a pretended host of its own, whose agent starts it again.  Every few steps one is killed
 (SIGKILL), stopped (SIGSTOP) or asked to end (SIGTERM, which lets it leave after its step), its host is drained, or

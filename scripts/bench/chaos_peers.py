@@ -1,7 +1,7 @@
-"""The controls of chaos.py: the same faults under torchrun and under torchft.
+"""Train under the faults of chaos.py with torchrun and with torchft, which are its controls.
 
-    python scripts/bench/chaos_peers.py torchrun --faults 8 --seed 1
-    python scripts/bench/chaos_peers.py torchft --faults 8 --seed 1 --install
+    scripts/bench/run chaos_peers torchrun --faults 8 --seed 1
+    scripts/bench/run chaos_peers torchft --faults 8 --seed 1 --install
 
 Every few steps one rank is killed (SIGKILL).  torchrun starts all ranks again, from the last checkpoint.  torchft goes
 on with the replicas that are left; this script starts the killed one again.  The last line on stdout is one JSON

@@ -1,7 +1,7 @@
 """Measure the cost of checksums between two hosts: the same all-reduce with and without those of payloads.
 
-    python scripts/bench/checksums.py
-    python scripts/bench/checksums.py --megabits 10000 --rounds 9
+    scripts/bench/run checksums
+    scripts/bench/run checksums --megabits 10000 --rounds 9
 
 Two network namespaces with a rank in each, shaped in both directions, as in ``link.py``; float32 gradients are averaged
 by ``GradientSynchronizer`` (see link_rank.py).  In every round both sides run one after the other, which goes first

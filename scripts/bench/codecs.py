@@ -1,6 +1,6 @@
 """Measure the speed of each codec on one core, its ratio to float32, and its error.
 
-    python scripts/bench/codecs.py --size 100MB --rounds 7 [--codecs int8,topk:0.01+int8] [--json codecs.json]
+    scripts/bench/run codecs --size 100MB --rounds 7 [--codecs int8,topk:0.01+int8] [--json codecs.json]
 
 The values are normal deviates.  Timed are encoding with error feedback, decoding, and decoding and adding, in turn, in
 processor time of the only thread, which on a quiet machine is the time that passes.  Printed are GB/s of float32 (the

@@ -1,8 +1,8 @@
 """Measure asyncpar, Gloo (torch) and three MPI libraries (mpi4py) side by side on this host, in one run.
 
-    python scripts/bench/compare.py --install                        # everything; installs the peers first, once
-    python scripts/bench/compare.py --ops all_reduce --ranks 2 --sizes 4,1MB,25MB --rounds 5
-    python scripts/bench/compare.py --transport tcp --peers gloo --ops all_reduce --ranks 2
+    scripts/bench/run compare --install                        # everything; installs the peers first, once
+    scripts/bench/run compare --ops all_reduce --ranks 2 --sizes 4,1MB,25MB --rounds 5
+    scripts/bench/run compare --transport tcp --peers gloo --ops all_reduce --ranks 2
 
 Each peer has a virtual environment of its own below --envs.  In every round all sides run one after the other, so that
 a slow spell of the machine hits all of them.  The figure of a round is the median over the iterations on the slowest

@@ -1,7 +1,7 @@
 """Train the same model with each codec and mode, over real ranks, and compare losses, bytes and times.
 
-    python scripts/bench/convergence.py
-    python scripts/bench/convergence.py --codecs int8,powersgd:4 --modes local:10/int8 --steps 1000
+    scripts/bench/run convergence
+    scripts/bench/run convergence --codecs int8,powersgd:4 --modes local:10/int8 --steps 1000
 
 Every run trains ``train_lm.py`` for the same tokens, from the same seed, with the same optimizer; only what is sent
 differs.  A mode may name a codec for its rounds behind a slash.  The loss that counts is that of text held out from

@@ -1,11 +1,11 @@
-"""The cost of the dashboard in the launcher's process: processor time and memory over minutes of a job of many ranks.
+"""Measure what the dashboard costs the launcher's process, in processor time and memory, with a job of many ranks.
 
 The job is synthetic, one summary a second for each rank as the agents send them; a browser is a client that reads the
 whole stream.  Everything that the launcher does for the page is counted: unpacking the summaries of the hosts, the
 picture, its encoding, and serving it.  Seconds of the job pass as fast as they can be worked off, so that hours can be
 looked at; the share of a core is processor time over seconds of the job.
 
-    python scripts/bench/dashboard.py [--ranks 64] [--seconds 1800] [--browsers 1]
+    scripts/bench/run dashboard [--ranks 64] [--seconds 1800] [--browsers 1]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draw the page of a synthetic job of 16 ranks, of which one holds up the others, as it is in the documentation.
 
-    python scripts/bench/dashboard_picture.py -o docs/dashboard.png
+    scripts/bench/run dashboard_picture -o docs/dashboard.png
 
 Needs playwright and Debian's chromium.  The picture must stay small: one of 60 kB or more is refused.
 """

@@ -1,7 +1,7 @@
 """Time all_reduce of arrays on CUDA devices: asyncpar, torch.distributed's NCCL and bare nccl4py, in one run.
 
-    python scripts/bench/device.py                               # a rank per GPU, or two ranks on the only one
-    python scripts/bench/device.py --sizes 4,1MB,1GB --rounds 5
+    scripts/bench/run device                               # a rank per GPU, or two ranks on the only one
+    scripts/bench/run device --sizes 4,1MB,1GB --rounds 5
 
 In every round all sides reduce the same float32 array one after the other, and each operation is waited for, by
 `await`, `torch.cuda.synchronize` and the stream.  A figure of a round is the median on the slowest rank; shown are
@@ -9,7 +9,7 @@ medians over rounds.  Wanted: within 5 us of bare NCCL below 1 MB, within 3 % of
 the event loop late by at most 2 ms (p99) while asyncpar reduces.  Needs `pip install "asyncpar[nccl,torch]"` and a GPU;
 without one it says so and ends with 3.
 
-    python scripts/bench/device.py --without-gpu                 # asyncpar's own share of a call, without any device
+    scripts/bench/run device --without-gpu                 # asyncpar's own share of a call, without any device
 
 With `--without-gpu` two ranks reduce 4 bytes over a fabric that does nothing: what is left is what asyncpar takes to
 check, agree, enqueue and come back; `one rank` has nobody to agree with, `numpy` is the same call on the host.

@@ -1,6 +1,6 @@
 """Plant faults in namespaces of their own, and see whether `asyncpar doctor` names each (goal A9).  Needs root.
 
-``python scripts/bench/doctor_faults.py [FAULT ...]`` prints a line per fault, and ends with code 1 if one was missed.
+``scripts/bench/run doctor_faults [FAULT ...]`` prints a line per fault, and ends with code 1 if one was missed.
 """
 
 from __future__ import annotations

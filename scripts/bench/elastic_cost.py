@@ -1,6 +1,6 @@
-"""Costs of elastic steps when nothing happens: votes, digests and second buffers, as a part of a step (goal G10).
+"""Measure what votes, digests and second buffers cost of an elastic step in which nothing happens (goal G10).
 
-    asyncpar launch --nproc-per-node 2 scripts/bench/elastic_cost.py --megabytes 100
+    scripts/bench/run elastic_cost --megabytes 100
 
 Blocks of elastic steps alternate with blocks of bare ones: the same gradients, the same reduction, the same optimizer
 in place, and no vote, digest or second buffer.  Rank 0 prints the medians of processor time and the ratio, which other

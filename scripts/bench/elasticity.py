@@ -1,8 +1,8 @@
 """Print the goals of elastic worlds, G1 to G16, and what was measured of each; measure some of them anew.
 
-    python scripts/bench/elasticity.py                          # the table, from scripts/bench/results/goals
-    python scripts/bench/elasticity.py --run G1 G3              # run the commands of these rows first; a quiet machine
-    python scripts/bench/elasticity.py --run all                # about three hours, most of it G9 and G11
+    scripts/bench/run elasticity                          # the table, from scripts/bench/results/goals
+    scripts/bench/run elasticity --run G1 G3              # run the commands of these rows first; a quiet machine
+    scripts/bench/run elasticity --run all                # about three hours, most of it G9 and G11
 
 Ranks are processes of one host with two cores, so that all of them and what watches them share these.
 """
@@ -73,24 +73,23 @@ def _banked(found: dict[str, Any]) -> str:
     )
 
 
-FAULTS = "python scripts/bench/chaos.py --faults 60 --seed 1"
-LARGE = "python scripts/bench/chaos.py --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill"
-JOINS = "python scripts/bench/chaos.py --faults 6 --seed 1 --megabytes 100 --compute 0.05 --kinds join"
+FAULTS = "scripts/bench/run chaos --faults 60 --seed 1"
+LARGE = "scripts/bench/run chaos --faults 20 --seed 1 --megabytes 100 --compute 0.05 --kinds kill"
+JOINS = "scripts/bench/run chaos --faults 6 --seed 1 --megabytes 100 --compute 0.05 --kinds join"
 LARGE_JOIN = (
-    "python scripts/bench/chaos.py --faults 1 --every 12 --seed 1 --ranks 1 --megabytes 500 --portions 4 --compute 0.1 "
+    "scripts/bench/run chaos --faults 1 --every 12 --seed 1 --ranks 1 --megabytes 500 --portions 4 --compute 0.1 "
     "--kinds join"
 )
 JOINS_AT_ONCE = (
-    "python scripts/bench/chaos.py --faults 1 --every 16 --seed 1 --megabytes 100 --compute 0.05 --kinds join "
-    "--joiners 4"
+    "scripts/bench/run chaos --faults 1 --every 16 --seed 1 --megabytes 100 --compute 0.05 --kinds join --joiners 4"
 )
 JOINS_BY_WIRE = (
-    "python scripts/bench/chaos.py --agents 1 --namespaces --rate 1000000000 --faults 3 --every 14 --seed 1 "
+    "scripts/bench/run chaos --agents 1 --namespaces --rate 1000000000 --faults 3 --every 14 --seed 1 "
     "--megabytes 100 --portions 4 --compute 0.3 --kinds join"
 )
-EACH_RANK = "python scripts/bench/chaos.py --faults 8 --every 60 --seed 1 --kinds kill --victims each --mode"
-HOSTS = "python scripts/bench/chaos.py --agents 4 --faults 8 --every 150 --seed 1"
-CUTS = "python scripts/bench/chaos.py --agents 4 --namespaces --faults 60 --every 150 --seed 1"
+EACH_RANK = "scripts/bench/run chaos --faults 8 --every 60 --seed 1 --kinds kill --victims each --mode"
+HOSTS = "scripts/bench/run chaos --agents 4 --faults 8 --every 150 --seed 1"
+CUTS = "scripts/bench/run chaos --agents 4 --namespaces --faults 60 --every 150 --seed 1"
 _TRIED = "one donor, three of them, and reading a donor's memory without its help were tried: a tenth quicker at most"
 _START = (
     "a start on cores that train: 0.7 s of imports, 1.3 s of the program's arrays, 0.3 to 1 s until a donor that "
@@ -171,35 +170,35 @@ GOALS = (
     Goal(
         "G9",
         "throughput kept, 8 ranks, 30 min, a fault every 15 s: 95 %",
-        "python scripts/bench/endurance.py --minutes 30 --spares 1",
+        "scripts/bench/run endurance --minutes 30 --spares 1",
         last_object(_kept),
         _STOPPED,
     ),
     Goal(
         "G9, DiLoCo",
         "the same, a fault every 29 s: 98 %",
-        "python scripts/bench/endurance.py --minutes 30 --spares 1 --mode diloco --every 29",
+        "scripts/bench/run endurance --minutes 30 --spares 1 --mode diloco --every 29",
         last_object(_kept),
         _STOPPED,
     ),
     Goal(
         "G10",
         "votes, fences, digests: at most 1 % of a step (1,024 tokens, 25 MB)",
-        "asyncpar launch --nproc-per-node 2 scripts/bench/elastic_cost.py --megabytes 25",
+        "scripts/bench/run elastic_cost --megabytes 25",
         lines(r"elastic [^:]*: ([-+.\d]+ %)", "{}"),
         "3.8 ms of second buffers and 3.3 ms of checksums per 75 MB of state",
     ),
     Goal(
         "G10, 3,072 tokens",
         "the same",
-        "asyncpar launch --nproc-per-node 2 scripts/bench/elastic_cost.py --megabytes 25 --flops 18432",
+        "scripts/bench/run elastic_cost --megabytes 25 --flops 18432",
         lines(r"elastic [^:]*: ([-+.\d]+ %)", "{}"),
         "the same",
     ),
     Goal(
         "G11",
         "false deaths in 30 min, the GIL held for 4 s, processors taken by others: 0",
-        "python scripts/bench/endurance.py --minutes 30 --kinds hold,hog --seed 3",
+        "scripts/bench/run endurance --minutes 30 --kinds hold,hog --seed 3",
         row("G11", ""),
         "-",
     ),
@@ -223,7 +222,7 @@ GOALS = (
     Goal(
         "G14",
         "10,000 seeds in 5 minutes",
-        "python scripts/bench/simulation.py --seeds 10000 --processes 2",
+        "scripts/bench/run simulation --seeds 10000 --processes 2",
         last_object(_simulated),
         "the production code itself",
     ),
@@ -251,35 +250,35 @@ GOALS = (
     Goal(
         "G17",
         "pauses and cuts of leaders and others: bit-equal, no crash, no step repeated, 10 s without a commit",
-        "python scripts/bench/siege.py --faults 100 --hosts 3,4,5 --seed 1 --every 2 --settle 4",
+        "scripts/bench/run siege --faults 100 --hosts 3,4,5 --seed 1 --every 2 --settle 4",
         _besieged,
         "an agent that does not answer for 2.5 s is held for lost",
     ),
     Goal(
         "G17, simulated",
         "10,000 seeds of the same in virtual time",
-        "python scripts/bench/simulation.py --seeds 10000 --processes 2 --sieges",
+        "scripts/bench/run simulation --seeds 10000 --processes 2 --sieges",
         last_object(_simulated),
         "nine left a task of the simulated connector behind, which is mended; these seeds pass now",
     ),
     Goal(
         "G18",
         "banks of elastic actors under double kills for an hour: every total right, no transfer twice or by half",
-        "python scripts/bench/bank.py --minutes 60 --seed 2",
+        "scripts/bench/run bank --minutes 60 --seed 2",
         last_object(_banked),
         "-",
     ),
     Goal(
         "control, torchrun",
         "the same kills, 1 MB (asyncpar: row G3, 1 MB)",
-        "python scripts/bench/chaos_peers.py torchrun --faults 8 --seed 1 --install",
+        "scripts/bench/run chaos_peers torchrun --faults 8 --seed 1 --install",
         last_object(_restarts),
         "all ranks start again from the last checkpoint",
     ),
     Goal(
         "control, torchft",
         "the same kills, 1 MB (asyncpar: row G3, 1 MB)",
-        "python scripts/bench/chaos_peers.py torchft --faults 8 --seed 1 --install",
+        "scripts/bench/run chaos_peers torchft --faults 8 --seed 1 --install",
         last_object(_restarts),
         "replicas that are left go on",
     ),

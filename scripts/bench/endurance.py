@@ -1,9 +1,9 @@
 """Train for minutes under faults: throughput kept, false deaths, and every bit compared as it goes (goals G9 and G11).
 
-    python scripts/bench/endurance.py --minutes 30                                   # G9: a fault every 15 s
-    python scripts/bench/endurance.py --minutes 30 --spares 1                        # one waits, ready, to step in
-    python scripts/bench/endurance.py --minutes 30 --mode diloco --every 29          # G9: rounds of DiLoCo
-    python scripts/bench/endurance.py --minutes 30 --kinds hold,hog                  # G11: nobody may be declared lost
+    scripts/bench/run endurance --minutes 30                                   # G9: a fault every 15 s
+    scripts/bench/run endurance --minutes 30 --spares 1                        # one waits, ready, to step in
+    scripts/bench/run endurance --minutes 30 --mode diloco --every 29          # G9: rounds of DiLoCo
+    scripts/bench/run endurance --minutes 30 --kinds hold,hog                  # G11: nobody may be declared lost
 
 Ranks run under ``asyncpar launch --elastic ranks`` on this host.  First they train undisturbed for ``--calibrate``
 seconds, which says how many steps make so many minutes; then one process computes those alone, and then all of it

@@ -1,4 +1,6 @@
-"""Measure what engines survive: ``python scripts/bench/engine_faults.py --pairs 100 --kills 10 --cells 20``.
+"""Measure what engines survive: jobs at once that share workers, killed workers, interrupted cells of notebooks.
+
+    scripts/bench/run engine_faults --pairs 100 --kills 10 --cells 20
 
 *Pairs*: that many jobs of two workers each, all begun at once on a Dask cluster of five, which may want the same
 workers; none may wait for ever.  *Kills*: seconds from the SIGKILL of a worker of Dask to the exception at the caller.

@@ -1,8 +1,8 @@
 """Print the goals of engines, B1 to B6, and what was measured of each; measure some of them anew.
 
-    python scripts/bench/engine_goals.py                   # the table, from scripts/bench/results/goals
-    python scripts/bench/engine_goals.py --run B2 B1       # run the commands of these rows first; a quiet machine
-    python scripts/bench/engine_goals.py --run all         # half an hour; needs root, and Slurm and Ray of the tests
+    scripts/bench/run engine_goals                   # the table, from scripts/bench/results/goals
+    scripts/bench/run engine_goals --run B2 B1       # run the commands of these rows first; a quiet machine
+    scripts/bench/run engine_goals --run all         # half an hour; needs root, and Slurm and Ray of the tests
 
 The places of all engines are processes of one host with two cores.
 """
@@ -59,9 +59,9 @@ def _collective(found: dict[str, Any]) -> str:
 
 
 PASSED = lines(r"(\d+) passed", "{} tests passed")
-STARTS = "python scripts/bench/engines.py --rounds 5"
-FAULTS = "python scripts/bench/engine_faults.py --pairs 100 --kills 10 --cells 20"
-SLURM = "python scripts/bench/slurm_faults.py --kills 10"
+STARTS = "scripts/bench/run engines --rounds 5"
+FAULTS = "scripts/bench/run engine_faults --pairs 100 --kills 10 --cells 20"
+SLURM = "scripts/bench/run slurm_faults --kills 10"
 PYTHON_STARTS = "Python starts in each rank and imports numpy, on two cores"
 
 GOALS = (
@@ -98,14 +98,14 @@ GOALS = (
     Goal(
         "B3",
         "ray.util.collective, all-reduce of 1 MB: twice its GLOO",
-        ".venv-ray/bin/python scripts/bench/ray_collective.py --rounds 200",
+        "scripts/bench/run ray_collective --rounds 200",
         last_object(_collective),
         "both share the cores with Ray",
     ),
     Goal(
         "B4",
         "pods whose names resolve after 30 s: 20 of 20 start",
-        "python scripts/bench/pod_starts.py --starts 20",
+        "scripts/bench/run pod_starts --starts 20",
         last_object(_pods),
         "how often a launcher looks a name up",
     ),

@@ -1,4 +1,6 @@
-"""Measure how long engines take until four ranks have met: ``python scripts/bench/engines.py --rounds 5``.
+"""Measure how long engines take until four ranks have met.
+
+    scripts/bench/run engines --rounds 5
 
 The figure is the whole call, from the caller back to the caller, with one collective in it.  A Dask cluster of four
 workers on this machine runs before the clock does; its first call, in which workers import asyncpar, is shown apart.

@@ -1,9 +1,9 @@
 """Write scripts/bench/FIGURES.md, and the picture of the README, from stored results; run cases to renew these.
 
-    python scripts/bench/figures.py                       # write the pages from scripts/bench/results/*.json
-    python scripts/bench/figures.py --run codecs actors   # run the commands of these cases first and store their output
-    python scripts/bench/figures.py --run all             # run every case; this takes more than an hour
-    python scripts/bench/figures.py --list                # the cases, their commands and the dates of their results
+    scripts/bench/run figures                       # write the pages from scripts/bench/results/*.json
+    scripts/bench/run figures --run codecs actors   # run the commands of these cases first and store their output
+    scripts/bench/run figures --run all             # run every case; this takes more than an hour
+    scripts/bench/run figures --list                # the cases, their commands and the dates of their results
 
 A result holds the command, the date, the machine and the output of one case.  Running a case replaces all of these and
 drops the notes, which are about the old figures.  A command that fails leaves its result as it was.
@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.bench.all_reduce_picture import draw, read_timings
+from scripts.bench.programs import own_command
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "scripts" / "bench" / "results"
@@ -62,11 +62,11 @@ LEAST_COLUMNS = ("size", "asyncpar (us)", "Gloo (us)", "best MPI / asyncpar")
 
 _HEAD = """# Figures
 
-`python scripts/bench/figures.py` writes this page from the results in `scripts/bench/results/`; do not edit it.
-`python scripts/bench/figures.py --run NAME` runs a case again and stores its result.
+`scripts/bench/run figures` writes this page from the results in `scripts/bench/results/`; do not edit it.
+`scripts/bench/run figures --run NAME` runs a case again and stores its result.
 
 Ranks are real processes, unless a section says otherwise; times are medians of interleaved rounds, so that a slow spell
-of the machine affects all sides. Ratios above 1 say that asyncpar is faster. `scripts/bench/compare.py --install`
+of the machine affects all sides. Ratios above 1 say that asyncpar is faster. `scripts/bench/run compare --install`
 installs the peers (Gloo in torch 2.13.0, and mpi4py with MPICH 5.0.2, Open MPI 5.0.11 and Intel MPI 2021.18) into
 environments of their own.
 
@@ -103,8 +103,7 @@ def store(name: str, figures: Figures) -> None:
 
 def renew(figures: Figures, *, machine: str, today: str) -> Figures:
     """Run the command of ``figures`` and return what it prints.  Exits with the command's status if it fails."""
-    command = shlex.split(figures.command)
-    done = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(own_command(figures.command), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         print(done.stdout)
         raise SystemExit(f"{figures.command}: exit status {done.returncode}; its result stays as it was")

@@ -1,4 +1,4 @@
-"""Tables of goals and what was measured of each: scripts/bench/observability.py and elasticity.py print theirs by it.
+"""Tables of goals and what was measured of each: observability, elasticity and others print theirs by it.
 
 A figure is stored with the day and the commit that it was measured at, and stays until it is measured again.  A command
 that fails leaves its figures as they were.
@@ -10,13 +10,13 @@ import argparse
 import datetime
 import json
 import re
-import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from scripts.bench.programs import own_command
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "scripts" / "bench" / "results" / "goals"
@@ -77,10 +77,8 @@ def table(goals: Sequence[Goal], known: dict[str, dict[str, str]]) -> list[str]:
 
 def run(command: str) -> str:
     """Run a command of a goal; return what it prints on both streams.  Exits with what it printed if it fails."""
-    words = shlex.split(command)
-    own = {"asyncpar": [sys.executable, "-m", "asyncpar"], "python": [sys.executable]}
     done = subprocess.run(
-        [*own.get(words[0], words[:1]), *words[1:]],
+        own_command(command),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """Measure how much half-open connections of strangers to all of its ports slow a job down.
 
-    python scripts/bench/half_open.py --nproc 4 --connections 1000 --rounds 5 --seconds 4
+    scripts/bench/run half_open --nproc 4 --connections 1000 --rounds 5 --seconds 4
 
 Real processes on this host reduce an array over TCP lanes without a pause.  In every other stretch of time this program
 connects ``--connections`` times to each port on which a rank listens (its TCP lanes, its gRPC server), says nothing,

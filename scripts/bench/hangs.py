@@ -1,6 +1,6 @@
 """Plant hangs in a world of four ranks in virtual time, and compare who is named, and why, with what is true.
 
-    python scripts/bench/hangs.py           # with torch installed also what torch's analyzer says of the same dumps
+    scripts/bench/run hangs           # with torch installed also what torch's analyzer says of the same dumps
 
 The programs are those of ``tests/observe/planted.py``.  Whether a rank is stopped, dead or hung is known from its
 agent, whose words are put in here.  The last line has the score, with torch also that of its analyzer: it is right if

@@ -1,7 +1,7 @@
 """Synchronize gradients over a slow wire: two network namespaces, a rank in each, shaped in both directions.
 
-    python scripts/bench/link.py
-    python scripts/bench/link.py --envs ~/.cache/asyncpar-bench --rounds 5      # beside torch, see compare.py --install
+    scripts/bench/run link
+    scripts/bench/run link --envs ~/.cache/asyncpar-bench --rounds 5      # beside torch, see compare --install
 
 25 MB of float32 gradients (see peers/gradients.py) are averaged by ``GradientSynchronizer``, as they are and with each
 codec; timed is all of it: packing, encoding, exchanging, decoding, writing back.  Beside it, where their environment is
@@ -151,7 +151,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the namespaces go then, too
     has_peers = bool(arguments.peers) and version_of("gloo", arguments.envs) is not None
     if not has_peers:
-        sys.stderr.write(f"Gloo is left out: not in {arguments.envs / 'gloo'} (see compare.py --install)\n")
+        sys.stderr.write(
+            f"Gloo is left out: not in {arguments.envs / 'gloo'} (see scripts/bench/run compare --install)\n"
+        )
     speeds = []
     try:
         for megabits in arguments.megabits:

@@ -1,6 +1,6 @@
-"""The times in which commands see a job: `status` after a rank was stopped (goal A2), `stacks` of 8 ranks (goal A6).
+"""Measure how soon commands see a job: `status` after a rank was stopped (goal A2), `stacks` of 8 ranks (goal A6).
 
-``python scripts/bench/look.py [--rounds N]`` prints medians and the slowest, and ends with code 1 if a goal is missed.
+``scripts/bench/run look [--rounds N]`` prints medians and the slowest, and ends with code 1 if a goal is missed.
 """
 
 from __future__ import annotations

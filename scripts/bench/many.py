@@ -1,6 +1,6 @@
 """Time all_reduce_many against one array of the same size, and against a call for each array.
 
-    python scripts/bench/many.py --nproc 2 --arrays 200 --size 4096
+    scripts/bench/run many --nproc 2 --arrays 200 --size 4096
 
 Real processes on this host, medians of the slowest rank.  The three take turns, so that all meet the same noise.
 """

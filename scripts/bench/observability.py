@@ -1,8 +1,8 @@
 """Print the goals of seeing a job, A1 to A10, and what was measured of each; measure some of them anew.
 
-python scripts/bench/observability.py                       # the table, from scripts/bench/results/goals
-python scripts/bench/observability.py --run "A5" "A9"       # run the commands of these rows first; a quiet machine
-python scripts/bench/observability.py --run all             # about an hour, most of it A10
+scripts/bench/run observability                       # the table, from scripts/bench/results/goals
+scripts/bench/run observability --run "A5" "A9"       # run the commands of these rows first; a quiet machine
+scripts/bench/run observability --run all             # about an hour, most of it A10
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GOALS = (
     Goal(
         "A1",
         "a record takes at most 0.8 us",
-        "asyncpar launch --nproc-per-node 2 scripts/bench/recorder.py",
+        "scripts/bench/run recorder",
         lines(r"records alone: ([\d.]+) us per operation, ([\d.]+) us", "{} us; {} us for one that is over at once"),
         "packing a record and two looks at the clock are half of it, the interpreter most of the rest; native byte "
         "order, fewer names and a table of offsets were tried and save 0.08 us together",
@@ -48,28 +48,28 @@ GOALS = (
     Goal(
         "A1, step",
         "at most 1 % of a `train_lm` step",
-        "asyncpar launch --nproc-per-node 2 scripts/bench/observe_cost.py --steps 300 --dp 2",
+        "scripts/bench/run observe_cost --steps 300 --dp 2",
         last_object(_cost),
         "the number of operations in a step",
     ),
     Goal(
         "A1, page",
         "at most 2 % with the dashboard open",
-        "asyncpar launch --nproc-per-node 2 --dashboard scripts/bench/observe_cost.py --steps 200 --dp 2",
+        "scripts/bench/run --dashboard observe_cost --steps 200 --dp 2",
         last_object(_cost),
         "the launcher paints and serves on the ranks' cores",
     ),
     Goal(
         "A2",
         "`status` names a stopped rank of 4, its operation and place within 2 s",
-        "python scripts/bench/look.py --rounds 10",
+        "scripts/bench/run look --rounds 10",
         lines(r"status names.*?: (median [\d.]+ s, slowest [\d.]+ s)", "{}"),
         "ranks tell what they do once a second; then the start of the command",
     ),
     Goal(
         "A3",
         "12 planted hangs: culprit and cause of each",
-        "python scripts/bench/hangs.py",
+        "scripts/bench/run hangs",
         lines(r"culprit and cause: (\d+ of \d+(?:; torch's analyzer \d+ of \d+, the culprit alone \d+)?)", "{}"),
         "virtual time; what agents see of stopped, dead and blocked ranks is put in",
     ),
@@ -83,28 +83,28 @@ GOALS = (
     Goal(
         "A5",
         "4 ranks traced for 10 s: at most 50 MB, every arrow, none backwards, clocks 5 s apart",
-        "python scripts/bench/traces.py --seconds 10",
+        "scripts/bench/run traces --seconds 10",
         last_object(_trace),
         "300,000 events; a ring keeps 4,096, looked at twice a second",
     ),
     Goal(
         "A6",
         "stacks of 8 ranks within 1 s, one of them stopped",
-        "python scripts/bench/look.py --rounds 10",
+        "scripts/bench/run look --rounds 10",
         lines(r"stacks of 8.*?: (median [\d.]+ s, slowest [\d.]+ s)", "{}"),
         "the start of the command; a rank has 0.7 s to answer",
     ),
     Goal(
         "A7",
         "a slow rank and its cause within 20 steps; no false alarm",
-        "python scripts/bench/stragglers.py --seconds 15",
+        "scripts/bench/run stragglers --seconds 15",
         last_object(_stragglers),
         "where ranks share processors, rounds vary, and small differences are not told",
     ),
     Goal(
         "A8",
         "page at most 300 kB; 64 ranks at 1 Hz at most 5 % of a core, memory flat",
-        "python scripts/bench/dashboard.py",
+        "scripts/bench/run dashboard",
         lines(
             r"page_bytes +(\d+).*core_percent +([\d.]+).*after_a_fifth +([\d.]+).*at_the_end +([\d.]+)",
             "{} bytes; {} % of a core; {} MB after a fifth, {} MB at the end",
@@ -114,21 +114,21 @@ GOALS = (
     Goal(
         "A9",
         "`doctor`: 10 planted faults, each found within 10 s",
-        "python scripts/bench/doctor_faults.py",
+        "scripts/bench/run doctor_faults",
         lines(r"(\d+ of \d+), the slowest in ([\d.]+) s", "{}, the slowest in {} s"),
         "hosts that do not answer are waited for",
     ),
     Goal(
         "A10",
         "a post-mortem after SIGKILL of a rank or launcher: 200 of 200",
-        "python scripts/bench/post_mortem.py --kills 200 --seed 1",
+        "scripts/bench/run post_mortem --kills 200 --seed 1",
         last_object(lambda found: f"{found['complete']} of {found['kills']}"),
         "whatever must outlive a death is in files from the start",
     ),
     Goal(
         "A10, agent",
         "a post-mortem after SIGKILL of an agent: 50 of 50",
-        "python scripts/bench/post_mortem.py --kills 50 --seed 1 --agents",
+        "scripts/bench/run post_mortem --kills 50 --seed 1 --agents",
         last_object(lambda found: f"{found['complete']} of {found['kills']}"),
         "its reaper writes the summary",
     ),

@@ -1,7 +1,7 @@
 """Measure what observing costs per step of `train_lm.py`: recording and summaries on and off in turns, in one job.
 
-    asyncpar launch --nproc-per-node 2 scripts/bench/observe_cost.py --steps 400 --dp 2
-    asyncpar launch --nproc-per-node 2 --dashboard=127.0.0.1:8787 scripts/bench/observe_cost.py --steps 400 --dp 2
+    scripts/bench/run observe_cost --steps 400 --dp 2
+    scripts/bench/run --dashboard=127.0.0.1:8787 observe_cost --steps 400 --dp 2
 
 Arguments are those of `scripts/examples/train_lm.py`.  Of each pair of steps one is observed and one is not, in an
 order drawn anew, the same on all ranks.  Without observation no event is written and no summary is made.  The last line

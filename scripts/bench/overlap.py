@@ -1,8 +1,8 @@
 """Measure the share of gradient synchronization that overlaps with the backward pass: two ranks, over TCP.
 
-    python scripts/bench/overlap.py                        # on this host, compute as on an accelerator
-    python scripts/bench/overlap.py --compute matmul       # on the cores that communication needs, too
-    python scripts/bench/overlap.py --megabits 1000        # between two network namespaces at 1 Gbit/s (as root)
+    scripts/bench/run overlap                        # on this host, compute as on an accelerator
+    scripts/bench/run overlap --compute matmul       # on the cores that communication needs, too
+    scripts/bench/run overlap --megabits 1000        # between two network namespaces at 1 Gbit/s (as root)
 
 Timed are a step without compute, compute without a step, and both at once: compute reports each gradient from a worker
 thread as a backward pass does.  Hidden is 1 - (both - compute) / communication.  The last bucket can only go when all

@@ -1,8 +1,8 @@
 """Measure pipelines, ZeRO and layouts of 3D-parallel training on this host, beside torch if it is installed.
 
-    python scripts/bench/parallel.py --rounds 3                  # all parts
-    python scripts/bench/parallel.py --parts hops,zero           # some of them
-    python scripts/bench/parallel.py --parts layouts --install   # puts torch into an environment of its own
+    scripts/bench/run parallel --rounds 3                  # all parts
+    scripts/bench/run parallel --parts hops,zero           # some of them
+    scripts/bench/run parallel --parts layouts --install   # puts torch into an environment of its own
 
 - ``schedules``: the real executor on virtual time (a forward pass takes 1 second, a backward pass 2, messages nothing).
 - ``hops``: what the executor adds to a message between two stages that compute nothing; see parallel_hops.py.
@@ -169,7 +169,7 @@ def show(arguments: argparse.Namespace, figures: Figures, description: str) -> l
     for part, shown in tables.items():
         for place, table in enumerate(filter(None, shown)):
             options = " --quick" if arguments.quick else f" --rounds {arguments.rounds}"
-            command = f"scripts/bench/parallel.py --parts {part}{options}"
+            command = f"scripts/bench/run parallel --parts {part}{options}"
             lines += ["", f"{command}:", _CAPTIONS[part]] if place == 0 else []
             lines += ["", *table]
     return lines

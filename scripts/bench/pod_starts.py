@@ -1,4 +1,6 @@
-"""Count how often pods whose names come late start a job: ``python scripts/bench/pod_starts.py --starts 20``.
+"""Count how often pods whose names come late start a job.
+
+    scripts/bench/run pod_starts --starts 20
 
 Each start runs the very command of the manifests of ``asyncpar k8s`` in two simulated pods (see ``pods.py``; needs
 root) with two ranks each, which reduce an array and end.  Names of pods resolve ``--names-after`` seconds after the

@@ -1,7 +1,7 @@
 """Train with one rank three times slower at random, and wait for it, or go on without it: losses and throughput.
 
-    python scripts/bench/policies.py
-    python scripts/bench/policies.py --steps 60 --modes wait,quorum:0.75,local:10
+    scripts/bench/run policies
+    scripts/bench/run policies --steps 60 --modes wait,quorum:0.75,local:10
 
 Ranks run in one process on virtual time, where computing a step takes a second, or ``--slower`` of them on one rank
 that is drawn anew for every step; so times say what waiting costs, and nothing else, and every run of a seed is the

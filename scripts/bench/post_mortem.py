@@ -1,7 +1,7 @@
 """Kill ranks, launchers and agents of small jobs, and check that each leaves a post-mortem that says what happened.
 
-    python scripts/bench/post_mortem.py --kills 200 --seed 1
-    python scripts/bench/post_mortem.py --kills 50 --agents     # `asyncpar agent` runs the jobs, and is killed
+    scripts/bench/run post_mortem --kills 200 --seed 1
+    scripts/bench/run post_mortem --kills 50 --agents     # `asyncpar agent` runs the jobs, and is killed
 
 Each job has two ranks.  One of them, or the launcher, is killed (SIGKILL) at a random moment after it has begun to
 work; with ``--agents`` it is the agent that runs them.  A folder is complete when the summary is there, names the

@@ -1,4 +1,6 @@
-"""Measure Ray's collectives on asyncpar and on GLOO: ``.venv-ray/bin/python scripts/bench/ray_collective.py``.
+"""Measure Ray's collectives on asyncpar and on GLOO.
+
+    scripts/bench/run ray_collective --rounds 200
 
 ``scripts/test-ray --version`` makes that environment.  Actors (``--ranks``) are in a group of each backend, and call
 ``ray.util.collective.allreduce`` of float32 in turns, so that whatever else the machine does meets both.

@@ -1,6 +1,6 @@
 """Measure what the event ring costs per operation, with recording on and off in turns, in one process per rank.
 
-    asyncpar launch --nproc-per-node 2 scripts/bench/recorder.py
+    scripts/bench/run recorder
 
 All-reduces of 4 bytes between two ranks in shared memory, the shortest operations there are: ``rounds`` times, and each
 time ``per_round`` with recording and as many without, the order drawn anew (the same on both ranks).  Without it, the
@@ -109,4 +109,5 @@ async def main() -> None:
             print(f"records alone: {full:.2f} us per operation, {short:.2f} us for one that is over without the loop")
 
 
-ap.run(main)
+if __name__ == "__main__":
+    ap.run(main)

@@ -1,6 +1,6 @@
 """Measure how long survivors need from the loss of a rank to the first all-reduce of their next world.
 
-    python scripts/bench/recovery.py --nproc 5 --rounds 9 [--transport tcp] [--signal STOP --timeout 1]
+    scripts/bench/run recovery --nproc 5 --rounds 9 [--transport tcp] [--signal STOP --timeout 1]
 
 ``--nproc`` processes of this host reduce 4 MB without a pause.  One is killed with SIGKILL (``--signal STOP``: stopped;
 the others hold it for lost when it has not answered for ``--timeout`` seconds).  The others revoke their world, shrink

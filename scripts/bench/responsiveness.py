@@ -1,6 +1,6 @@
 """Measure the delay of a 1 ms timer in the event loop in which large all-reduces run.
 
-    python scripts/bench/responsiveness.py --nproc 2 --size 100MB --seconds 5 [--transport tcp]
+    scripts/bench/run responsiveness --nproc 2 --size 100MB --seconds 5 [--transport tcp]
 
 Each rank reduces without a pause, and a second task sleeps for 1 ms again and again and notes by how much it woke too
 late.  Printed are the median, the 99th percentile and the maximum over all ranks, in milliseconds.

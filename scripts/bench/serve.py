@@ -1,6 +1,6 @@
 """Measure how much pushes of new weights slow down requests to an inference service.
 
-    python scripts/bench/serve.py --seconds 30 --size 25MB --push-every 0.5
+    scripts/bench/run serve --seconds 30 --size 25MB --push-every 0.5
 
 Starts ``scripts/examples/serve_weights.py`` with a trainer and one service, and asks the service over HTTP without a
 pause, from this process.  Requests that began during a push, or so shortly before that they should have met it, are

@@ -1,7 +1,7 @@
 """Besiege an elastic job: pause and cut off hosts, leaders above all, one fault every few seconds, and judge the rest.
 
-    python scripts/bench/siege.py --faults 100 --hosts 3,4,5 --seed 1
-    python scripts/bench/siege.py --faults 20 --hosts 3 --kinds leader-agent,leader-both,pair --out /tmp/siege
+    scripts/bench/run siege --faults 100 --hosts 3,4,5 --seed 1
+    scripts/bench/run siege --faults 20 --hosts 3 --kinds leader-agent,leader-both,pair --out /tmp/siege
 
 Each host is a network namespace with an agent and one rank; needs root.  A fault stops (SIGSTOP) the agent of the
 leader or of another host, its rank, or both, for 0.5 to 5 s, takes its link down, or loses without a word what it sends

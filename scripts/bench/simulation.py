@@ -1,7 +1,7 @@
-"""Simulations per second of a processor: programs of a few steps, with and without drawn faults; or by the clock.
+"""Count simulations per second of a processor: programs of a few steps, with drawn faults and without; or by the clock.
 
-    python scripts/bench/simulation.py [--seeds 200] [--profile]
-    python scripts/bench/simulation.py --seeds 10000 --processes 2 [--sieges]
+    scripts/bench/run simulation [--seeds 200] [--profile]
+    scripts/bench/run simulation --seeds 10000 --processes 2 [--sieges]
 
 The first is of processor time, so that a busy machine does not matter: times two processors and 300 seconds are the
 seeds that fit into five minutes.  The second runs so many seeds of an elastic program under three faults of all kinds,

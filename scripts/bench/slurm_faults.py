@@ -1,4 +1,6 @@
-"""Measure when the cause of a loss comes under Slurm: ``python scripts/bench/slurm_faults.py --kills 10``.
+"""Measure when the cause of a loss comes under Slurm.
+
+    scripts/bench/run slurm_faults --kills 10
 
 A cluster of three nodes runs on this machine, from the packages that ``scripts/test-slurm`` unpacks.  *Ranks*: one of
 three tasks of an ``srun`` is killed; seconds until ``srun`` shows who it was.  *Nodes*: the agent of one of two nodes

@@ -1,8 +1,8 @@
 """Print the goals of steps, calls and asks that users feel, and what was measured of each; measure some of them anew.
 
-    python scripts/bench/step_goals.py                                # the table, from scripts/bench/results/goals
-    python scripts/bench/step_goals.py --run calibration policies     # run the commands of these rows; a quiet machine
-    python scripts/bench/step_goals.py --run all                      # some hours; rows with a link need root
+    scripts/bench/run step_goals                                # the table, from scripts/bench/results/goals
+    scripts/bench/run step_goals --run calibration policies     # run the commands of these rows; a quiet machine
+    scripts/bench/run step_goals --run all                      # some hours; rows with a link need root
 
 The rows with DDP and FSDP2 need the environment that scripts/test-backends makes.
 """
@@ -19,16 +19,16 @@ from scripts.bench.goals import RESULTS, Goal, Read, last_object, lines, main
 
 STORED = RESULTS / "steps.json"
 
-TORCH = ".venv-backends/bin/python scripts/bench/torch_ddp.py"
+TORCH = "scripts/bench/run torch_ddp"
 HOST = f"{TORCH} --parts ddp,fsdp"
 LINK = f"{TORCH} --parts link --models large --codec int8"
 SUMS = (
-    "python scripts/bench/compare.py --ops all_reduce --sizes 64K,256K,1MB,4MB --peers mpich,openmpi,intel --rounds 5 "
+    "scripts/bench/run compare --ops all_reduce --sizes 64K,256K,1MB,4MB --peers mpich,openmpi,intel --rounds 5 "
     "--install"
 )
-ACTORS = "python scripts/bench/actors.py --rounds 5 --peers xoscar --install"
-ZERO = "python scripts/bench/parallel.py --parts zero --lanes shm"
-LAYOUTS = "python scripts/bench/parallel.py --parts layouts --lanes shm --peers alone,ddp --install"
+ACTORS = "scripts/bench/run actors --rounds 5 --peers xoscar --install"
+ZERO = "scripts/bench/run parallel --parts zero --lanes shm"
+LAYOUTS = "scripts/bench/run parallel --parts layouts --lanes shm --peers alone,ddp --install"
 PARITY = ".venv-backends/bin/python -m pytest -q tests/torch/test_data_parallel.py"
 TWO_RANKS = "2 ranks: exposed communication 0.4 of Gloo's"
 FOUR_RANKS = "on 2 cores: exposed communication 0.5 of Gloo's"
@@ -150,21 +150,21 @@ GOALS = (
     Goal(
         "calibration",
         "within 10 % of the best pinned choice after 50 steps, in every case",
-        "python scripts/bench/calibration.py",
+        "scripts/bench/run calibration",
         last_object(_calibration),
         _CHOICES,
     ),
     Goal(
         "streamed",
         "a step with 100 MB at 1 Gbit/s 8 % shorter",
-        "python scripts/bench/streamed.py",
+        "scripts/bench/run streamed",
         last_object(_streamed),
         _EARLY,
     ),
     Goal(
         "policies",
         "a rank 3x slower at random: speed and loss, against waiting",
-        "python scripts/bench/policies.py",
+        "scripts/bench/run policies",
         last_object(_policies),
         "-",
     ),

@@ -1,6 +1,6 @@
 """Make one of four ranks slow in a known way, and see whether `asyncpar status` names it and why.
 
-    python scripts/bench/stragglers.py --cases none,compute,link --seconds 15
+    scripts/bench/run stragglers --cases none,compute,link --seconds 15
 
 Every rank loads, computes and all-reduces in steps of about 50 ms, most of which it sleeps.  Rank 2 does more of one
 thing: a fifth of a step of computing or of waiting for input, garbage collections of the oldest generation, code that

@@ -1,7 +1,7 @@
-"""Steps of data parallel training on a slow wire, with an optimizer that begins before the last gradient has come.
+"""Measure data parallel steps on a slow wire, with an optimizer that begins before the last gradient has come.
 
-    python scripts/bench/streamed.py
-    python scripts/bench/streamed.py --size 25000000 --steps 3 --megabits 100
+    scripts/bench/run streamed
+    scripts/bench/run streamed --size 25000000 --steps 3 --megabits 100
 
 Two network namespaces, a rank in each, shaped in both directions.  A step computes for a while (``--compute`` seconds
 of matrix products, in which gradients become final one after the other), averages ``--size`` bytes of float32 gradients

@@ -1,8 +1,8 @@
-"""DistributedDataParallel and FSDP2 on asyncpar's process group, beside Gloo's, in one run.
+"""Measure DistributedDataParallel and FSDP2 on asyncpar's process group, beside Gloo's, in one run.
 
     scripts/test-backends --collect-only -q                       # makes .venv-backends, which has torch and asyncpar
-    .venv-backends/bin/python scripts/bench/torch_ddp.py
-    .venv-backends/bin/python scripts/bench/torch_ddp.py --parts calls --ranks 2
+    scripts/bench/run torch_ddp
+    scripts/bench/run torch_ddp --parts calls --ranks 2
 
 Sides: ``gloo`` and ``asyncpar``, under torch's DistributedDataParallel and FSDP2, and ``zero-copy``: asyncpar's own
 DistributedDataParallel, and FSDP2 with buffers in memory that ranks share.

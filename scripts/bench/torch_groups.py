@@ -1,6 +1,6 @@
 """Measure the time to make process groups: ``init_process_group`` and ``new_group``, over Gloo and asyncpar.
 
-    python scripts/bench/torch_groups.py --ranks 4
+    scripts/bench/run torch_groups --ranks 4
 
 Needs torch.  Each rank makes the default group ``--rounds`` times; the first time it also loads the backend's modules.
 The slowest rank counts, as the others wait for it; ``--repeats`` runs of both take turns, and medians are shown.  The

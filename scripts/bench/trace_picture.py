@@ -1,7 +1,7 @@
 """Draw some steps of a trace as a picture: what ranks do, and the messages between them.
 
     asyncpar trace --seconds 3 --json -o t.json
-    python scripts/bench/trace_picture.py t.json -o docs/trace.png --seconds 0.5
+    scripts/bench/run trace_picture t.json -o docs/trace.png --seconds 0.5
 
 The window begins with an action of the pipeline, or else an operation, in the middle of the trace.  Needs matplotlib.
 """

@@ -1,6 +1,6 @@
 """Trace a job of two hosts whose clocks are seconds apart, and check the file: its size, its arrows, and that it opens.
 
-    python scripts/bench/traces.py --seconds 10            # two hosts of two ranks; the second's clock is 5 s ahead
+    scripts/bench/run traces --seconds 10            # two hosts of two ranks; the second's clock is 5 s ahead
 
 Every rank loads, all-reduces, and exchanges an array with a rank of the other host, in steps of a few milliseconds, and
 `asyncpar trace` records it.  The second launcher runs in a time namespace of its own (needs root; --ahead 0 does not).

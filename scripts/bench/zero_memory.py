@@ -1,8 +1,8 @@
-"""Memory of replicas between steps, by ZeRO stage: the formula, the estimate, the count of arrays, and the system's.
+"""Show the memory of replicas by ZeRO stage: the formula, the estimate, the count of arrays, and the system's figure.
 
-    python scripts/bench/zero_memory.py                        # 19 M parameters on 4 ranks, stages 0 to 3
-    python scripts/bench/zero_memory.py --codec int8           # with a codec; of ZeRO: 8-bit gradients
-    python scripts/bench/zero_memory.py --pp 2 --micro-batches 4
+    scripts/bench/run zero_memory                        # 19 M parameters on 4 ranks, stages 0 to 3
+    scripts/bench/run zero_memory --codec int8           # with a codec; of ZeRO: 8-bit gradients
+    scripts/bench/run zero_memory --pp 2 --micro-batches 4
 
 The system's figure is the growth of the proportional set size (PSS) of each rank, in which memory that ranks share is
 divided among them, from before the model is made to after some steps.  Figures are of the rank that has most.

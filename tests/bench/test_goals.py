@@ -38,7 +38,7 @@ def test_the_command_of_a_goal_is_there(name: str) -> None:
 def test_the_page_has_the_table_of_the_stored_figures(module: ModuleType) -> None:
     name, known = module.STORED.stem, goals.load(module.STORED)
     assert known.keys() <= {goal.name for goal in module.GOALS}
-    assert figures.load(name).output == tuple(table(module.GOALS, known)), f"run scripts/bench/figures.py --run {name}"
+    assert figures.load(name).output == tuple(table(module.GOALS, known)), f"run scripts/bench/run figures --run {name}"
 
 
 def test_what_was_not_measured_says_so() -> None:

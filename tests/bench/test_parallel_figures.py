@@ -151,7 +151,7 @@ def test_tables_fit_a_terminal() -> None:
         assert table
         assert max(map(len, table)) <= WIDTH, "\n".join(table)
     lines = show(parse_arguments([]), every, "what ran where")
-    assert "scripts/bench/parallel.py --parts zero --rounds 3:" in lines
+    assert "scripts/bench/run parallel --parts zero --rounds 3:" in lines
     assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
 
 

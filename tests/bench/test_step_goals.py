@@ -130,5 +130,5 @@ def test_goals_of_layouts_and_shards_are_ratios_of_their_tables() -> None:
 def test_scripts_end_with_what_their_rows_read() -> None:
     for name in ("calibration", "streamed", "policies"):
         script = Path(step_goals.__file__).with_name(f"{name}.py")
-        assert ROWS[name].command == f"python scripts/bench/{script.name}"
+        assert ROWS[name].command == f"scripts/bench/run {script.stem}"
         assert "one JSON object" in script.read_text()
