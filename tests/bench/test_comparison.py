@@ -1,10 +1,10 @@
-"""Ratios and verdicts of scripts/bench/compare.py."""
+"""Ratios and verdicts of scripts/bench/compare/compare.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.bench.comparison import (
+from scripts.bench.compare.comparison import (
     BEST_MPI,
     GLOO,
     LANE_TARGETS,

@@ -8,9 +8,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts.bench import figures
-from scripts.bench.all_reduce_picture import Timings, draw, read_timings
-from scripts.bench.figures import Figures
+from scripts.bench.figures import figures
+from scripts.bench.figures.all_reduce_picture import Timings, draw, read_timings
+from scripts.bench.figures.figures import Figures
 from scripts.bench.programs import RUN, find_programs
 
 CASE = Figures(

@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from scripts.bench import elasticity, engine_goals, figures, goals, observability, step_goals
-from scripts.bench.goals import Goal, lines, table
+from scripts.bench.figures import figures
+from scripts.bench.goals import elasticity, engine_goals, goals, observability, step_goals
+from scripts.bench.goals.goals import Goal, lines, table
 
 TABLES = (observability, elasticity, engine_goals, step_goals)
 ROWS = {goal.name: goal for module in TABLES for goal in module.GOALS}
