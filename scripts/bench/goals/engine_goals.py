@@ -1,8 +1,4 @@
-"""Print the goals of engines, B1 to B6, and what was measured of each; measure some of them anew.
-
-    scripts/bench/run engine_goals                   # the table, from scripts/bench/results/goals
-    scripts/bench/run engine_goals --run B2 B1       # run the commands of these rows first; a quiet machine
-    scripts/bench/run engine_goals --run all         # half an hour; needs root, and Slurm and Ray of the tests
+"""Goals of engines, B1 to B6.  All of them take half an hour; they need root, and Slurm and Ray of the tests.
 
 The places of all engines are processes of one host with two cores.
 """
@@ -10,16 +6,10 @@ The places of all engines are processes of one host with two cores.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from scripts.bench.goals.goals import RESULTS, Goal, Read, last_object, lines, main
-
-STORED = RESULTS / "engines.json"
+from scripts.bench.goals.goal import Goal, Read, last_object, lines
 
 
 def object_with(key: str, value: str, show: Callable[[dict[str, Any]], str]) -> Read:
@@ -141,7 +131,3 @@ GOALS = (
         )
     ),
 )
-
-
-if __name__ == "__main__":
-    sys.exit(main(__doc__, GOALS, STORED))

@@ -1,116 +1,57 @@
-"""Tables of goals and what was measured of each: observability, elasticity and others print theirs by it.
+"""Print goals and what was measured of each, as tables; measure some of them anew.
 
-A figure is stored with the day and the commit that it was measured at, and stays until it is measured again.  A command
-that fails leaves its figures as they were.
+    scripts/bench/run goals                                  # every table, from scripts/bench/results/goals
+    scripts/bench/run goals elasticity                       # one: observability, elasticity, engines or steps
+    scripts/bench/run goals --run G1 G3                      # run the commands of these rows first; a quiet machine
+    scripts/bench/run goals engines --run all                # every row of a table
+
+A goal is a row with a command, in the file of its table (``elasticity_goals.py`` and others, which say how long all of
+their rows take and what they need).  A figure is stored with the day and the commit that it was measured at, and stays
+until it is measured again; a command that fails leaves it as it was.  Rows that a command shows are measured together.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import re
-import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from scripts.bench.programs import own_command
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-ROOT = Path(__file__).resolve().parents[3]
-RESULTS = ROOT / "scripts" / "bench" / "results" / "goals"
-NEVER = "not measured"
-Read = Callable[[str], str]
+from scripts.bench.goals import elasticity_goals, engine_goals, observability_goals, step_goals
+from scripts.bench.goals.goal import Goal, load, measure, table
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """One row: ``read`` makes the figure of what ``command`` prints, ``bound`` says what keeps it from being better."""
-
-    name: str
-    wanted: str
-    command: str
-    read: Read
-    bound: str
+TABLES: dict[str, tuple[Goal, ...]] = {
+    "observability": observability_goals.GOALS,
+    "elasticity": elasticity_goals.GOALS,
+    "engines": engine_goals.GOALS,
+    "steps": step_goals.GOALS,
+}
+ALL = "all"
 
 
-def lines(pattern: str, shown: str) -> Read:
-    """Return what fills ``shown`` with the groups of ``pattern``, wherever that is in the output."""
-
-    def read(output: str) -> str:
-        found = re.search(pattern, output, re.DOTALL)
-        if found is None:
-            raise SystemExit(f"expected {pattern!r} in the output, got {output[-400:]!r}")
-        return shown.format(*found.groups())
-
-    return read
-
-
-def last_object(show: Callable[[dict[str, Any]], str]) -> Read:
-    """Return what shows the JSON object in the last line of the output that is one."""
-
-    def read(output: str) -> str:
-        text = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
-        if text is None:
-            raise SystemExit(f"expected a JSON object in the last line, got {output[-400:]!r}")
-        return show(json.loads(text))
-
-    return read
-
-
-def load(stored: Path) -> dict[str, dict[str, str]]:
-    """Return by name of goal its ``figure`` and when it was ``measured``; nothing if none was."""
-    found: dict[str, dict[str, str]] = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
-    return found
-
-
-def table(goals: Sequence[Goal], known: dict[str, dict[str, str]]) -> list[str]:
-    """Return the lines of the table, in Markdown."""
-    rows = ["| goal | wanted | figure | measured | command | what bounds it |", "| --- | --- | --- | --- | --- | --- |"]
-    for goal in goals:
-        row = known.get(goal.name, {"figure": "-", "measured": NEVER})
-        cells = (goal.name, goal.wanted, row["figure"], row["measured"], f"`{goal.command}`", goal.bound)
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
-
-
-def run(command: str) -> str:
-    """Run a command of a goal; return what it prints on both streams.  Exits with what it printed if it fails."""
-    done = subprocess.run(
-        own_command(command),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{command}: exit status {done.returncode}; its figures stay as they were\n{done.stdout}")
-    return done.stdout
-
-
-def today_and_commit() -> str:
-    """Return the day, and the commit that is checked out."""
-    day = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    return f"{day}, {done.stdout.strip()}" if done.returncode == 0 else day
-
-
-def main(description: str | None, goals: Sequence[Goal], stored: Path, arguments: Sequence[str] | None = None) -> int:
-    """Measure the goals that ``--run`` names, and those that the same commands show, and print the table of all."""
-    names = [goal.name for goal in goals]
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs="+", default=[], choices=("all", *names), metavar="GOAL", help="measure these")
-    asked = parser.parse_args(arguments).run
-    chosen = [goal for goal in goals if goal.name in asked or "all" in asked]
-    for command in dict.fromkeys(goal.command for goal in chosen):
-        output, when = run(command), today_and_commit()
-        known = load(stored)
-        read = [goal for goal in goals if goal.command == command]  # of the others that it shows, too
-        known |= {goal.name: {"figure": goal.read(output), "measured": when} for goal in read}
-        ordered = {name: known[name] for name in names if name in known}
-        stored.write_text(f"{json.dumps(ordered, indent=1, ensure_ascii=False)}\n", encoding="utf-8")
-    print("\n".join(table(goals, load(stored))))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the goals that ``--run`` names, and print the tables that have them, or those that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="?", choices=tuple(TABLES), help="default: all of them, or those of --run")
+    parser.add_argument("--run", nargs="+", default=[], metavar="GOAL", help=f"measure these; {ALL}: every one")
+    options = parser.parse_args(arguments)
+    tables = TABLES if options.table is None else {options.table: TABLES[options.table]}
+    known = [goal.name for goals in tables.values() for goal in goals]
+    for name in options.run:
+        if name not in (ALL, *known):
+            parser.error(f"--run: expected {ALL} or some of {', '.join(known)}, got {name!r}")
+    if options.run and ALL not in options.run:
+        tables = {title: goals for title, goals in tables.items() if any(goal.name in options.run for goal in goals)}
+    for title, goals in tables.items():
+        measure(title, goals, [goal.name for goal in goals if ALL in options.run or goal.name in options.run])
+    for title, goals in tables.items():
+        if options.table is None:
+            print(f"{title}:\n")
+        print("\n".join(table(goals, load(title))), end="\n" if options.table else "\n\n")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

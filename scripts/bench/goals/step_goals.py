@@ -1,23 +1,13 @@
-"""Print the goals of steps, calls and asks that users feel, and what was measured of each; measure some of them anew.
-
-    scripts/bench/run step_goals                                # the table, from scripts/bench/results/goals
-    scripts/bench/run step_goals --run calibration policies     # run the commands of these rows; a quiet machine
-    scripts/bench/run step_goals --run all                      # some hours; rows with a link need root
+"""Goals of steps, calls and asks that users feel.  All of them take some hours; rows with a link need root.
 
 The rows with DDP and FSDP2 need the environment that scripts/test-backends makes.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from scripts.bench.goals.goals import RESULTS, Goal, Read, last_object, lines, main
-
-STORED = RESULTS / "steps.json"
+from scripts.bench.goals.goal import Goal, Read, last_object, lines
 
 TORCH = "scripts/bench/run torch_ddp"
 HOST = f"{TORCH} --parts ddp,fsdp"
@@ -201,6 +191,3 @@ GOALS = (
     Goal("ZeRO 2", "1.2 times no sharding", ZERO, zero("stage2"), _REDUCED),
     Goal("ZeRO 3", "1.2 times no sharding", ZERO, zero("stage3"), _GATHERED),
 )
-
-if __name__ == "__main__":
-    sys.exit(main(__doc__, GOALS, STORED))

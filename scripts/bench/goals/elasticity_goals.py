@@ -1,8 +1,4 @@
-"""Print the goals of elastic worlds, G1 to G16, and what was measured of each; measure some of them anew.
-
-    scripts/bench/run elasticity                          # the table, from scripts/bench/results/goals
-    scripts/bench/run elasticity --run G1 G3              # run the commands of these rows first; a quiet machine
-    scripts/bench/run elasticity --run all                # about three hours, most of it G9 and G11
+"""Goals of elastic worlds, G1 to G18.  All of them take about three hours, most of it G9 and G11.
 
 Ranks are processes of one host with two cores, so that all of them and what watches them share these.
 """
@@ -10,16 +6,10 @@ Ranks are processes of one host with two cores, so that all of them and what wat
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from scripts.bench.goals.goals import RESULTS, Goal, Read, last_object, lines, main
-
-STORED = RESULTS / "elasticity.json"
+from scripts.bench.goals.goal import Goal, Read, last_object, lines
 
 
 def row(number: str, *labels: str) -> Read:
@@ -283,6 +273,3 @@ GOALS = (
         "replicas that are left go on",
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main(__doc__, GOALS, STORED))

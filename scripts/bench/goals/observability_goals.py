@@ -1,21 +1,10 @@
-"""Print the goals of seeing a job, A1 to A10, and what was measured of each; measure some of them anew.
-
-scripts/bench/run observability                       # the table, from scripts/bench/results/goals
-scripts/bench/run observability --run "A5" "A9"       # run the commands of these rows first; a quiet machine
-scripts/bench/run observability --run all             # about an hour, most of it A10
-"""
+"""Goals of seeing a job, A1 to A10.  All of them take about an hour, most of it A10."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from scripts.bench.goals.goals import RESULTS, Goal, last_object, lines, main
-
-STORED = RESULTS / "observability.json"
+from scripts.bench.goals.goal import Goal, last_object, lines
 
 
 def _cost(found: dict[str, Any]) -> str:
@@ -133,6 +122,3 @@ GOALS = (
         "its reaper writes the summary",
     ),
 )
-
-if __name__ == "__main__":
-    sys.exit(main(__doc__, GOALS, STORED))
