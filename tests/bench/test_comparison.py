@@ -13,14 +13,11 @@ from scripts.bench.compare.comparison import (
     Job,
     Results,
     Target,
-    format_ratio,
-    format_size,
-    format_time,
     judge,
-    markdown,
     results_tables,
     verdict_table,
 )
+from scripts.bench.tables import format_ratio, format_size, format_time, markdown
 
 SMALL, LARGE = Job(2, "all_reduce", 4), Job(2, "all_reduce", 25_000_000)
 

@@ -17,7 +17,7 @@ from scripts.bench.compare.parallel_figures import (
     zero_table,
 )
 from scripts.bench.compare.parallel_options import parse_arguments
-from scripts.bench.samples import Figures
+from scripts.bench.rounds import Figures
 from tests.bench.figures import figures_of
 
 WIDTH = 80

@@ -22,7 +22,7 @@ from scripts.bench.compare.parallel_options import parse_arguments, rules_of
 from scripts.bench.compare.parallel_train import config_of
 from scripts.bench.compare.parallel_virtual import CASES, Case, measure_case
 from scripts.bench.peers.model_rules import Rules
-from scripts.bench.samples import Figures
+from scripts.bench.rounds import Figures
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "parallel.py"
 

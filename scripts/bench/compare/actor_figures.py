@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scripts.bench.compare.comparison import OURS, format_ratio, format_size, markdown
+from scripts.bench.compare.comparison import OURS
+from scripts.bench.tables import format_ratio, format_size, markdown
 
 XOSCAR = "xoscar"
 TITLES = {OURS: "asyncpar", XOSCAR: "xoscar", "ray": "Ray", "monarch": "Monarch"}

@@ -27,19 +27,10 @@ from asyncpar.bench.sizes import parse_size
 from asyncpar.errors import UsageError
 from scripts.bench.compare.actor_figures import TITLES, Figures, figure_table, judge, soak_table, verdict_table
 from scripts.bench.compare.comparison import OURS
-from scripts.bench.environments import (
-    ACTOR_ENVIRONMENTS,
-    DEFAULT_ENVIRONMENTS,
-    JobFailedError,
-    install,
-    measure_actors,
-    records_of,
-    run,
-    version_of,
-)
+from scripts.bench.environments import ACTOR_ENVIRONMENTS, DEFAULT_ENVIRONMENTS, install, measure_actors, version_of
+from scripts.bench.jobs import LAUNCH, JobFailedError, records_of, run, tell
 from scripts.bench.options import some_of
 from scripts.bench.peers.actor_rules import FIRST_BYTES
-from scripts.bench.rounds import tell
 
 FIGURES = ("ask", "concurrent", "concurrent 1000", "first", "array", "local", "idle")
 _RANK = Path(__file__).with_name("actors_rank.py")
@@ -97,7 +88,7 @@ def find_peers(arguments: argparse.Namespace) -> dict[str, str]:
 
 def measure_ours(arguments: argparse.Namespace, wanted: Sequence[str], *, soak: int = 0) -> str:
     """Launch two ranks and return what rank 0 prints."""
-    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node=2"]
+    launch = [*LAUNCH, "--nproc-per-node=2"]
     if arguments.transport is not None:
         launch.append(f"--transport={arguments.transport}")
     soaking = [f"--soak={soak}"] if soak else []

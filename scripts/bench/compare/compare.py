@@ -42,18 +42,9 @@ from scripts.bench.compare.comparison import (
     results_tables,
     verdict_table,
 )
-from scripts.bench.environments import (
-    DEFAULT_ENVIRONMENTS,
-    ENVIRONMENTS,
-    JobFailedError,
-    install,
-    measure_peer,
-    records_of,
-    run,
-    version_of,
-)
+from scripts.bench.environments import DEFAULT_ENVIRONMENTS, ENVIRONMENTS, install, measure_peer, version_of
+from scripts.bench.jobs import JobFailedError, records_of, run, tell
 from scripts.bench.options import some_of
-from scripts.bench.rounds import tell
 
 _OPERATIONS = tuple(operation for operation in OPERATIONS if operation != "all_reduce_many")
 """What peers have, too."""

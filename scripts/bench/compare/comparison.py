@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from scripts.bench.tables import format_ratio, format_size, format_time, markdown
+
 OURS = "asyncpar"
 GLOO = "gloo"
 MPIS = ("mpich", "openmpi", "intel")
@@ -138,29 +140,6 @@ def judge(results: Results, targets: Iterable[Target]) -> list[Verdict]:
     return verdicts
 
 
-def format_size(size: int) -> str:
-    """Return ``4 B``, ``64 KiB``, ``25 MB``."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB"), (_MB, "MB"), (_KB, "KB")):
-        if size >= unit and size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B" if size < 10 * _KB else f"{size / _MB:.3g} MB"
-
-
-def format_time(seconds: float | None) -> str:
-    """Return microseconds with three digits or more, ``-`` for none."""
-    if seconds is None:
-        return "-"
-    micros = seconds * 1e6
-    return f"{micros:.2f}" if micros < 10 else f"{micros:.1f}" if micros < 100 else f"{micros:.0f}"
-
-
-def format_ratio(ratio: float | None) -> str:
-    """Return it with two digits or more, ``-`` for none."""
-    if ratio is None:
-        return "-"
-    return f"{ratio:.3f}x" if ratio < 0.1 else f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
-
-
 def results_tables(results: Results, sides: Sequence[str], *, ours: str = "asyncpar") -> list[str]:
     """Return a markdown table per number of ranks and operation; times in microseconds, ratios to us."""
     compared = [*([GLOO] if GLOO in sides else []), *([BEST_MPI] if set(sides) & set(MPIS) else [])]
@@ -200,16 +179,3 @@ def verdict_table(verdicts: Sequence[Verdict]) -> list[str]:
         for verdict in verdicts
     ]
     return markdown([titles, *rows])
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows, the first of which are titles, as an aligned table; columns but the first to the right."""
-    widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(rows[0]))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
-        return f"| {' | '.join(cells)} |"
-
-    marks = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return [line(rows[0]), f"| {' | '.join(marks)} |", *map(line, rows[1:])]

@@ -31,8 +31,8 @@ from asyncpar.bench.sizes import parse_size, short_size
 from asyncpar.device.fabric import FabricUnavailable
 from asyncpar.device.nccl_library import SHARED
 from asyncpar.errors import UsageError
-from scripts.bench.compare.comparison import markdown
-from scripts.bench.environments import records_of, run_together
+from scripts.bench.jobs import LAUNCH, records_of, run_together
+from scripts.bench.tables import markdown
 
 NO_GPU = 3
 """The exit status where there is no GPU, or what it needs is not installed."""
@@ -85,7 +85,7 @@ def show(records: Sequence[Mapping[str, Any]], *, ranks: int, devices: int) -> l
 
 def measure_overhead(rounds: int) -> list[str]:
     """Return what a call takes over a fabric that does nothing, as a table."""
-    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node=2", str(_OVERHEAD_RANK)]
+    command = [*LAUNCH, "--nproc-per-node=2", str(_OVERHEAD_RANK)]
     records = records_of(run_together([[*command, "--rounds", str(rounds)]], [dict(os.environ)], limit=_LIMIT))
     times: dict[str, list[float]] = {}
     for record in records:
@@ -118,7 +118,7 @@ def main() -> int:
         return NO_GPU
     ranks = arguments.ranks or max(2, devices)
     surroundings = dict(os.environ) if ranks <= devices else os.environ | {SHARED: "1"}
-    command = [sys.executable, "-m", "asyncpar", "launch", f"--nproc-per-node={ranks}", str(_RANK)]
+    command = [*LAUNCH, f"--nproc-per-node={ranks}", str(_RANK)]
     command += ["--sizes", ",".join(map(str, sizes)), "--rounds", str(arguments.rounds)]
     records = records_of(run_together([command], [surroundings], limit=_LIMIT))
     print("\n".join(show(records, ranks=ranks, devices=devices)))

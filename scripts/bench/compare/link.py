@@ -24,30 +24,19 @@ import json
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from scripts.bench.compare.link_figures import AUTO, THEIRS, Figure, Speed, show, show_choice
-from scripts.bench.environments import (
-    DEFAULT_ENVIRONMENTS,
-    JobFailedError,
-    measure_gloo,
-    python_of,
-    records_of,
-    run_together,
-    version_of,
-)
+from scripts.bench.environments import DEFAULT_ENVIRONMENTS, measure_gloo, python_of, version_of
+from scripts.bench.jobs import LAUNCH, ONE_THREAD, JobFailedError, launch_across, records_of, run_together
 from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
 
 _RANK = Path(__file__).with_name("link_rank.py")
 _PORT = 29_400
 _LIMIT = 300.0
-LAUNCH = [sys.executable, "-m", "asyncpar", "launch"]
-SURROUNDINGS = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
 _FORMS = "fp32,bf16,int8,int4,sign,topk:0.01,topk:0.01+int8,powersgd:4"
 
 
@@ -81,18 +70,15 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def measure_ours(ends: tuple[End, End], arguments: argparse.Namespace, secret: Path) -> dict[str, Figure]:
-    """Launch an agent on each side and return the figures of each form."""
-    launch = ["--nnodes", "2", "--rdzv-endpoint", f"{ends[0].address}:{_PORT}", "--secret-file", str(secret)]
-    program = _program(arguments, arguments.forms)
-    commands = [end.enter([*LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
-    return _read(run_together(commands, [SURROUNDINGS] * 2, limit=_LIMIT))
+def measure_ours(ends: tuple[End, End], arguments: argparse.Namespace) -> dict[str, Figure]:
+    """Launch a rank on each side and return the figures of each form."""
+    return _read(launch_across(ends, _program(arguments, arguments.forms), port=_PORT, limit=_LIMIT))
 
 
 def measure_inside(arguments: argparse.Namespace) -> Figure:
     """Return the figure of ``auto`` for two ranks on this host."""
     command = [*LAUNCH, "--nproc-per-node", "2", *_program(arguments, [AUTO])]
-    return _read(run_together([command], [SURROUNDINGS], limit=_LIMIT))[AUTO]
+    return _read(run_together([command], [os.environ | ONE_THREAD], limit=_LIMIT))[AUTO]
 
 
 def _program(arguments: argparse.Namespace, forms: Sequence[str]) -> list[str]:
@@ -124,25 +110,16 @@ def _read(output: str) -> dict[str, Figure]:
 def measure_speed(megabits: int, arguments: argparse.Namespace, *, has_peers: bool) -> Speed:
     """Run all rounds at one speed."""
     speed = Speed(megabits=megabits, size=arguments.size)
-    with wire(megabits * 1_000_000) as ends, secret_file() as secret:
+    with wire(megabits * 1_000_000) as ends:
         for _ in range(arguments.rounds):
             figures = measure_theirs(ends, arguments) if has_peers else {}
-            speed.rounds.append(measure_ours(ends, arguments, secret) | figures)
+            speed.rounds.append(measure_ours(ends, arguments) | figures)
     return speed
 
 
 def _tell(lines: Sequence[str]) -> None:
     sys.stdout.write("\n".join(lines) + "\n\n")
     sys.stdout.flush()
-
-
-@contextmanager
-def secret_file() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
-        path = Path(directory) / "secret"
-        path.touch(mode=0o600)
-        path.write_bytes(os.urandom(32))
-        yield path
 
 
 def main() -> int:

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scripts.bench.compare.comparison import format_ratio, markdown
 from scripts.bench.namespaces import payload_rate
+from scripts.bench.tables import format_ratio, markdown
 
 AUTO = "auto"
 GLOO = "gloo"

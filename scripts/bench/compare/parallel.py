@@ -47,18 +47,9 @@ from scripts.bench.compare.parallel_figures import (
 from scripts.bench.compare.parallel_options import parse_arguments, rules_of
 from scripts.bench.compare.parallel_train import transformer_of
 from scripts.bench.compare.parallel_virtual import CASES, measure_case
-from scripts.bench.environments import (
-    ONE_THREAD,
-    JobFailedError,
-    install,
-    measure_gloo,
-    python_of,
-    records_of,
-    run_together,
-    version_of,
-)
-from scripts.bench.rounds import Job, play, report, tell
-from scripts.bench.samples import Figures, Record
+from scripts.bench.environments import install, measure_gloo, python_of, version_of
+from scripts.bench.jobs import LAUNCH, ONE_THREAD, JobFailedError, records_of, run_together, tell
+from scripts.bench.rounds import Figures, Job, Record, play, report
 
 LAYOUTS = {1: (ALONE,), 2: ("dp2", "tp2", "pp2", "dp2-zero3"), 4: ("dp4", "dp2xpp2", "dp2xtp2", "tp2xpp2")}
 """By number of ranks."""
@@ -108,7 +99,7 @@ def plan(arguments: argparse.Namespace, values: Path, *, has_torch: bool) -> Ite
 
 
 def _ours(title: str, ranks: int, lane: str, program: Sequence[str], variables: Mapping[str, str] = NO_MORE) -> Job:
-    launch = [sys.executable, "-m", "asyncpar", "launch", f"--nproc-per-node={ranks}", f"--transport={lane}"]
+    launch = [*LAUNCH, f"--nproc-per-node={ranks}", f"--transport={lane}"]
     command = [*launch, str(_RANK), *program]
     environment = {**os.environ, **ONE_THREAD, **variables}
     return Job(title=title, run=lambda: records_of(run_together([command], [environment], limit=_LIMIT)))

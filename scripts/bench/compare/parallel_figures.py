@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.core.config.schedule_type import schedule_record
-from scripts.bench.compare.comparison import OURS, format_ratio, markdown
-from scripts.bench.samples import Figures, Record, Samples
+from scripts.bench.compare.comparison import OURS
+from scripts.bench.rounds import Figures, Record, Samples
+from scripts.bench.tables import format_ratio, markdown
 
 TORCH = "torch"
 ALONE = "alone"

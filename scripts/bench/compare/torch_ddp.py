@@ -38,10 +38,9 @@ import asyncpar
 from scripts.bench.compare.comparison import OURS
 from scripts.bench.compare.torch_ddp_figures import NATIVE, call_tables, find_faults, judge, step_table
 from scripts.bench.compare.torch_ddp_options import ZERO_COPY, parse_arguments
-from scripts.bench.environments import ONE_THREAD, records_of, run, run_ranks
+from scripts.bench.jobs import ONE_THREAD, records_of, run, run_ranks, tell
 from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
-from scripts.bench.rounds import Job, play, report, tell
-from scripts.bench.samples import Figures, Record
+from scripts.bench.rounds import Figures, Job, Record, play, report
 
 _RANK = Path(__file__).with_name("torch_ddp_rank.py")
 _LIMIT = 600.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from scripts.bench.compare.comparison import GLOO, OURS, format_ratio, format_size, format_time, markdown
+from scripts.bench.compare.comparison import GLOO, OURS
 from scripts.bench.compare.torch_ddp_options import ZERO_COPY
-from scripts.bench.samples import Figures, Key, Record, Samples
+from scripts.bench.rounds import Figures, Key, Record, Samples
+from scripts.bench.tables import format_ratio, format_size, format_time, markdown
 
 NATIVE = "native"
 """asyncpar from asyncio, without torch (`asyncpar bench`)."""

@@ -12,7 +12,6 @@ and the ratio of the two.  Needs root, ip and tc; says so and ends with 0 where 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import statistics
 import sys
@@ -20,14 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.bench.compare.link import secret_file
-from scripts.bench.environments import JobFailedError, records_of, run_together
+from scripts.bench.jobs import JobFailedError, launch_across, records_of
 from scripts.bench.namespaces import End, NoNamespacesError, wire
 
 _RANK = Path(__file__).resolve().parents[1] / "compare" / "link_rank.py"
 _PORT = 29_410
 _LIMIT = 120.0
-_LAUNCH = [sys.executable, "-m", "asyncpar", "launch"]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -48,14 +45,18 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def measure(ends: tuple[End, End], arguments: argparse.Namespace, secret: Path, setting: str) -> float:
+def measure(ends: tuple[End, End], arguments: argparse.Namespace, setting: str) -> float:
     """Return the seconds of an all-reduce with ``ASYNCPAR_CHECKSUMS`` set to ``setting``."""
-    launch = ["--nnodes", "2", "--rdzv-endpoint", f"{ends[0].address}:{_PORT}", "--secret-file", str(secret)]
     program = [str(_RANK), "--size", str(arguments.size), "--budget", str(arguments.budget)]
-    launch += ["--transport", arguments.transport]
-    commands = [end.enter([*_LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "ASYNCPAR_CHECKSUMS": setting}
-    (record,) = records_of(run_together(commands, [environment] * 2, limit=_LIMIT))
+    output = launch_across(
+        ends,
+        program,
+        port=_PORT,
+        limit=_LIMIT,
+        options=["--transport", arguments.transport],
+        environment={"ASYNCPAR_CHECKSUMS": setting},
+    )
+    (record,) = records_of(output)
     if record["wrong"]:
         raise JobFailedError(f"the means are wrong on {record['wrong']} ranks")
     return float(record["seconds"])
@@ -68,10 +69,10 @@ def main() -> int:
     try:
         for megabits in arguments.megabits:
             seconds: dict[str, list[float]] = {"on": [], "off": []}
-            with wire(megabits * 1_000_000) as ends, secret_file() as secret:
+            with wire(megabits * 1_000_000) as ends:
                 for turn in range(arguments.rounds):
                     for setting in ("on", "off") if turn % 2 else ("off", "on"):
-                        seconds[setting].append(measure(ends, arguments, secret, setting))
+                        seconds[setting].append(measure(ends, arguments, setting))
             with_them, without = (statistics.median(seconds[setting]) for setting in ("on", "off"))
             sys.stdout.write(
                 f"{megabits} Mbit/s, {arguments.transport}, {arguments.size} bytes: {with_them * 1e3:.1f} ms with "

@@ -17,15 +17,14 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.bench.compare.comparison import markdown
-from scripts.bench.environments import ONE_THREAD, JobFailedError, records_of, run_together
+from scripts.bench.jobs import LAUNCH, ONE_THREAD, JobFailedError, launch_across, records_of, run_together
 from scripts.bench.namespaces import NoNamespacesError, wire
+from scripts.bench.tables import markdown
 
 _RANK = Path(__file__).with_name("overlap_rank.py")
 _PORT = 29_401
@@ -64,27 +63,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     for name in ("size", "parameters", "bucket_mb", "iterations", "factor", "compute"):
         program += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
     program += [f"--{name}" for name in ("int8", "views") if getattr(arguments, name)]
-    launch = [sys.executable, "-m", "asyncpar", "launch"]
     if arguments.megabits is None:
-        launch += ["--nproc-per-node=2", f"--transport={arguments.transport}"]
+        launch = [*LAUNCH, "--nproc-per-node=2", f"--transport={arguments.transport}"]
         output = run_together([[*launch, *program]], [os.environ | ONE_THREAD], limit=_LIMIT)
     else:
-        output = _run_across(launch, program, arguments.megabits)
+        with wire(arguments.megabits * 1_000_000) as ends:
+            output = launch_across(ends, program, port=_PORT, limit=_LIMIT)
     figures: dict[str, float] = records_of(output)[0]
     if figures["wrong"]:
         raise JobFailedError(f"{figures['wrong']:.0f} elements were wrong")
     return figures
-
-
-def _run_across(launch: list[str], program: list[str], megabits: int) -> str:
-    """Run one rank in each of two namespaces."""
-    with wire(megabits * 1_000_000) as ends, tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
-        secret = Path(directory) / "secret"
-        secret.touch(mode=0o600)
-        secret.write_bytes(os.urandom(32))
-        launch += ["--nnodes=2", f"--rdzv-endpoint={ends[0].address}:{_PORT}", f"--secret-file={secret}"]
-        commands = [end.enter([*launch, f"--node-rank={place}", *program]) for place, end in enumerate(ends)]
-        return run_together(commands, [os.environ | ONE_THREAD] * 2, limit=_LIMIT)
 
 
 def hidden_part(figures: Mapping[str, float]) -> float:

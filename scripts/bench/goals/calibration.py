@@ -22,15 +22,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.bench.compare.link import LAUNCH, SURROUNDINGS, secret_file
-from scripts.bench.environments import JobFailedError, records_of, run_together
+from scripts.bench.jobs import LAUNCH, ONE_THREAD, JobFailedError, launch_across, records_of, run_together
 from scripts.bench.namespaces import NoNamespacesError, wire
 
 _RANK = Path(__file__).with_name("calibration_rank.py")
@@ -63,27 +61,24 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-@contextmanager
-def _commands(kind: str, program: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Yield what to run at the same time."""
+def _run(kind: str, program: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return what rank 0 prints on lanes of one kind."""
     if kind not in _WIRES:
         lane = ["--transport", "tcp"] if kind == "tcp" else []
-        yield [[*LAUNCH, "--nproc-per-node", "4", *lane, *program]]
-        return
+        command = [*LAUNCH, "--nproc-per-node", "4", *lane, *program]
+        return run_together([command], [os.environ | ONE_THREAD | dict(variables)], limit=_LIMIT)
     megabits, ranks = _WIRES[kind]
-    with wire(megabits * 1_000_000) as ends, secret_file() as secret:
-        launch = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--secret-file", str(secret)]
-        launch += ["--rdzv-endpoint", f"{ends[0].address}:{_PORT}"]
-        yield [end.enter([*LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
+    with wire(megabits * 1_000_000) as ends:
+        options = ["--nproc-per-node", str(ranks)]
+        return launch_across(ends, program, port=_PORT, limit=_LIMIT, options=options, environment=variables)
 
 
 def measure(kind: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the figures of rank 0, one record for each size."""
     program = [str(_RANK), "--sizes", arguments.sizes, "--steps", str(arguments.steps)]
     program += ["--rounds", str(arguments.rounds), "--compute", str(arguments.compute)]
-    with _commands(kind, program) as commands, tempfile.TemporaryDirectory() as cache:  # other lanes, the same names
-        own = SURROUNDINGS | {"ASYNCPAR_CALIBRATE": "on", "XDG_CACHE_HOME": cache}
-        return records_of(run_together(commands, [own] * len(commands), limit=_LIMIT))
+    with tempfile.TemporaryDirectory() as cache:  # other lanes, the same names
+        return records_of(_run(kind, program, {"ASYNCPAR_CALIBRATE": "on", "XDG_CACHE_HOME": cache}))
 
 
 def show(kind: str, record: dict[str, Any]) -> float:

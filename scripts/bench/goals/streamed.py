@@ -24,8 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.bench.compare.link import LAUNCH, SURROUNDINGS, secret_file
-from scripts.bench.environments import JobFailedError, records_of, run_together
+from scripts.bench.jobs import JobFailedError, launch_across, records_of
 from scripts.bench.namespaces import NoNamespacesError, payload_rate, wire
 
 _RANK = Path(__file__).with_name("streamed_rank.py")
@@ -55,12 +54,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Launch an agent on each side and return the figures of rank 0."""
     program = [str(_RANK), "--size", str(arguments.size), "--steps", str(arguments.steps), "--codec", arguments.codec]
     program += ["--compute", str(arguments.compute), "--bucket-mb", str(arguments.bucket_mb)]
-    with wire(arguments.megabits * 1_000_000) as ends, secret_file() as secret:
-        launch = ["--nnodes", "2", "--rdzv-endpoint", f"{ends[0].address}:{_PORT}", "--secret-file", str(secret)]
-        commands = [
-            end.enter([*LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)
-        ]
-        (record,) = records_of(run_together(commands, [SURROUNDINGS] * 2, limit=_LIMIT))
+    with wire(arguments.megabits * 1_000_000) as ends:
+        (record,) = records_of(launch_across(ends, program, port=_PORT, limit=_LIMIT))
     if not record["is_right"]:
         raise JobFailedError("parameters differ between the two sides or between ranks")
     return record

@@ -1,4 +1,4 @@
-"""Processes of the peers: none is left, whatever happens."""
+"""Processes of jobs: none is left, whatever happens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.environments import JobFailedError, records_of, run_ranks, run_together
+from scripts.bench.jobs import JobFailedError, records_of, run_ranks, run_together
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
@@ -29,7 +29,7 @@ def test_who_is_interrupted_while_it_starts_a_process_ends_that_too(
             if len(started) == 2:
                 os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("scripts.bench.environments.subprocess.Popen", Interrupted)
+    monkeypatch.setattr("scripts.bench.jobs.subprocess.Popen", Interrupted)
     before = signal.signal(number, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
