@@ -31,16 +31,31 @@ LAUNCHED = {"elastic_cost": 2, "observe_cost": 2, "recorder": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """A virtual environment of the checkout: the module that shows that Python has it already, and what makes it."""
+    """A virtual environment that the script ``maker`` makes, for programs that use ``module``.
+
+    It is in ``folder`` of the checkout, or where ``variable`` says.  A program that needs it does not run without it.
+    """
 
     module: str
-    folder: str
     maker: str
+    folder: str
+    variable: str
+    is_needed: bool = True
+
+    @property
+    def python(self) -> Path:
+        """The interpreter, whether it is there or not."""
+        return Path(os.environ.get(self.variable) or ROOT / self.folder) / "bin" / "python"
 
 
-_BACKENDS = Environment(module="torch", folder=".venv-backends", maker="scripts/test-backends --version")
-_RAY = Environment(module="ray", folder=".venv-ray", maker="scripts/test-ray --version")
-ENVIRONMENTS = {"ray_collective": _RAY, "torch_ddp": _BACKENDS, "torch_groups": _BACKENDS}
+_BACKENDS = Environment(
+    module="torch", maker="scripts/test-backends", folder=".venv-backends", variable="ASYNCPAR_BACKENDS_VENV"
+)
+_RAY = Environment(module="ray", maker="scripts/test-ray", folder=".venv-ray", variable="ASYNCPAR_RAY_VENV")
+_GPU = Environment(
+    module="nccl", maker="scripts/test-gpu", folder=".venv-gpu", variable="ASYNCPAR_GPU_VENV", is_needed=False
+)
+ENVIRONMENTS = {"device": _GPU, "ray_collective": _RAY, "torch_ddp": _BACKENDS, "torch_groups": _BACKENDS}
 """Programs that need more than the others, and where that is."""
 
 
@@ -96,10 +111,11 @@ def _python_for(name: str) -> str:
     environment = ENVIRONMENTS.get(name)
     if environment is None or importlib.util.find_spec(environment.module) is not None:
         return sys.executable
-    python = ROOT / environment.folder / "bin" / "python"
-    if not python.exists():
-        _refuse(f"{name} needs {environment.module}; `{environment.maker}` makes an environment for it")
-    return str(python)
+    if environment.python.exists():
+        return str(environment.python)
+    if environment.is_needed:
+        _refuse(f"{name} needs {environment.module}; `{environment.maker} --version` makes an environment for it")
+    return sys.executable
 
 
 def _refuse(message: str) -> NoReturn:

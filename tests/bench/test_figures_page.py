@@ -10,10 +10,10 @@ import pytest
 
 from scripts.bench.figures import figures
 from scripts.bench.figures.all_reduce_picture import Timings, draw, read_timings
-from scripts.bench.figures.figures import Figures
+from scripts.bench.figures.figures import Result
 from scripts.bench.programs import RUN, find_programs
 
-CASE = Figures(
+CASE = Result(
     title="A case",
     about="What it measures.",
     command="python nothing.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,47 @@ def test_texts_name_programs_that_are_there() -> None:
         assert all((ROOT / name).exists() for name in FILE.findall(text)), path
 
 
+def test_the_readme_has_a_row_for_each_program_of_each_folder() -> None:
+    text = (BENCH / "README.md").read_text(encoding="utf-8")
+    rows = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, table = section.partition("\n")
+        rows[title] = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    folders = {"here": BENCH} | {name: BENCH / name for name in ("compare", "figures", "goals", "chaos")}
+    for title, folder in folders.items():
+        assert rows[title] == [name for name, program in PROGRAMS.items() if program.path.parent == folder]
+    assert sum(map(len, rows.values())) == len(PROGRAMS)
+
+
 def test_a_program_runs_with_this_interpreter_and_its_options() -> None:
     assert command_of("many", ["--size", "4"]) == [sys.executable, str(PROGRAMS["many"].path), "--size", "4"]
+
+
+def elsewhere(folder: Path, *, is_needed: bool = True) -> programs.Environment:
+    """Return an environment in ``folder`` of what this Python does not have."""
+    return programs.Environment(
+        module="no_such_module",
+        maker="scripts/make-it",
+        folder=str(folder),
+        variable="ASYNCPAR_NO_SUCH_VENV",
+        is_needed=is_needed,
+    )
+
+
+def test_a_program_that_uses_more_runs_in_the_environment_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(programs.ENVIRONMENTS, "many", elsewhere(tmp_path / "a", is_needed=False))
+    assert command_of("many", [])[0] == sys.executable, "it says itself what it cannot do"
+    for place in ("a", "b"):
+        python = tmp_path / place / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+    assert command_of("many", [])[0] == str(tmp_path / "a" / "bin" / "python")
+    monkeypatch.setenv("ASYNCPAR_NO_SUCH_VENV", str(tmp_path / "b"))
+    assert command_of("many", [])[0] == str(tmp_path / "b" / "bin" / "python")
+    monkeypatch.setitem(programs.ENVIRONMENTS, "many", replace(elsewhere(tmp_path), module="pytest"))
+    assert command_of("many", [])[0] == sys.executable, "which has it"
 
 
 def test_ranks_of_a_job_are_launched_and_options_before_the_name_are_of_the_launcher() -> None:
@@ -61,13 +101,15 @@ def test_ranks_of_a_job_are_launched_and_options_before_the_name_are_of_the_laun
 def test_what_cannot_be_run_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    nothing = programs.Environment(module="no_such_module", folder=str(tmp_path), maker="scripts/make-it")
-    monkeypatch.setitem(programs.ENVIRONMENTS, "torch_groups", nothing)
+    monkeypatch.setitem(programs.ENVIRONMENTS, "torch_groups", elsewhere(tmp_path))
     for arguments, reason in (
         (["nothing"], "expected the name of a program, got 'nothing'"),
         (["--dashboard"], "expected the name of a program"),
         (["--size", "many"], "options of many come after its name, got --size before it"),
-        (["torch_groups"], "torch_groups needs no_such_module; `scripts/make-it` makes an environment for it"),
+        (
+            ["torch_groups"],
+            "torch_groups needs no_such_module; `scripts/make-it --version` makes an environment for it",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             programs.main(arguments)
@@ -92,3 +134,14 @@ def test_help_lists_the_programs_and_a_program_shows_its_own() -> None:
     assert run().endswith(f"{list_programs()}\n")
     assert run("--list") == f"{list_programs()}\n"
     assert "--arrays" in run("many", "--help")
+
+
+@pytest.mark.soak
+@pytest.mark.process
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in programs.ENVIRONMENTS])
+def test_every_program_says_what_it_measures_and_its_options(name: str) -> None:
+    command = [sys.executable, str(BENCH / "programs.py"), name, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.startswith("usage: ")
+    if name != "observe_cost":  # which has the options of the program that it observes
+        assert PROGRAMS[name].summary in " ".join(done.stdout.split())

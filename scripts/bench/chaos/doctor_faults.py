@@ -1,10 +1,14 @@
 """Plant faults in namespaces of their own, and see whether `asyncpar doctor` names each (goal A9).  Needs root.
 
-``scripts/bench/run doctor_faults [FAULT ...]`` prints a line per fault, and ends with code 1 if one was missed.
+    scripts/bench/run doctor_faults                      # all of them
+    scripts/bench/run doctor_faults "few ports" MTU      # those whose names have these words
+
+Prints a line per fault, and ends with code 1 if one was missed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -156,7 +160,9 @@ def try_fault(fault: Fault, work: Path) -> tuple[bool, float, str]:
 
 
 def main() -> int:
-    names = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help="parts of the names of faults (default: all)")
+    names = parser.parse_args().faults
     chosen = [fault for fault in (*FAULTS, HEALTHY) if not names or any(name in fault.name for name in names)]
     missed, slowest = 0, 0.0
     for fault in chosen:

@@ -9,6 +9,7 @@ it names the culprits, and calls the cause missing ranks (of an absent one) or t
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
 import re
@@ -84,6 +85,7 @@ def judge(verdict: str, planted: Planted) -> tuple[bool, bool]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     has_torch, right = importlib.util.find_spec("torch") is not None, 0
     culprits_of_torch = right_of_torch = 0
     cases = {name: (planted, "well") for name, planted in PLANTED.items()}

@@ -77,7 +77,7 @@ machine, 100 to 200 us on a busy one). `asyncpar bench` measures on your machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Result:
     """The result of one case: ``output`` is Markdown or plain lines of the command, ``notes`` are remarks on it."""
 
     title: str
@@ -89,25 +89,25 @@ class Figures:
     notes: tuple[str, ...] = ()
 
 
-def load(name: str) -> Figures:
+def load(name: str) -> Result:
     """Return the stored result of the case ``name``."""
     content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return Figures(**{**content, "output": tuple(content["output"]), "notes": tuple(content["notes"])})
+    return Result(**{**content, "output": tuple(content["output"]), "notes": tuple(content["notes"])})
 
 
-def store(name: str, figures: Figures) -> None:
+def store(name: str, result: Result) -> None:
     """Replace the stored result of the case ``name``."""
-    text = json.dumps(asdict(figures), indent=1, ensure_ascii=False)
+    text = json.dumps(asdict(result), indent=1, ensure_ascii=False)
     (RESULTS / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-def renew(figures: Figures, *, machine: str, today: str) -> Figures:
-    """Run the command of ``figures`` and return what it prints.  Exits with the command's status if it fails."""
-    done = subprocess.run(own_command(figures.command), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+def renew(result: Result, *, machine: str, today: str) -> Result:
+    """Run the command of ``result`` and return what it prints.  Exits with the command's status if it fails."""
+    done = subprocess.run(own_command(result.command), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         print(done.stdout)
-        raise SystemExit(f"{figures.command}: exit status {done.returncode}; its result stays as it was")
-    return replace(figures, date=today, machine=machine, output=tuple(done.stdout.strip("\n").splitlines()), notes=())
+        raise SystemExit(f"{result.command}: exit status {done.returncode}; its result stays as it was")
+    return replace(result, date=today, machine=machine, output=tuple(done.stdout.strip("\n").splitlines()), notes=())
 
 
 def describe_machine() -> str:
@@ -122,39 +122,39 @@ def describe_machine() -> str:
     return f"{os.cpu_count()} cores, {processor}, {platform.system()}, Python {platform.python_version()}"
 
 
-def section(figures: Figures) -> list[str]:
+def section(result: Result) -> list[str]:
     """Return the lines of the page about one case; output without a table is shown as it was printed."""
-    lines = [f"## {figures.title}", ""]
-    if figures.about:
-        lines += [figures.about, ""]
-    lines += [f"`{figures.command}`, {figures.date}, {figures.machine}", ""]
-    if figures.output:
-        is_table = any(line.startswith("|") for line in figures.output)
-        lines += [*figures.output, ""] if is_table else ["```", *figures.output, "```", ""]
-    for note in figures.notes:
+    lines = [f"## {result.title}", ""]
+    if result.about:
+        lines += [result.about, ""]
+    lines += [f"`{result.command}`, {result.date}, {result.machine}", ""]
+    if result.output:
+        is_table = any(line.startswith("|") for line in result.output)
+        lines += [*result.output, ""] if is_table else ["```", *result.output, "```", ""]
+    for note in result.notes:
         lines += [note, ""]
     return lines
 
 
-def page(results: Sequence[Figures]) -> str:
+def page(results: Sequence[Result]) -> str:
     """Return the page of all figures."""
-    return "\n".join([_HEAD, *(line for figures in results for line in section(figures))]).rstrip("\n") + "\n"
+    return "\n".join([_HEAD, *(line for result in results for line in section(result))]).rstrip("\n") + "\n"
 
 
-def picture(figures: Figures) -> str:
-    """Return the picture of the README as SVG, of the tables of ``figures``."""
-    titles = next((line for line in figures.output if line.startswith("|")), "")
+def picture(result: Result) -> str:
+    """Return the picture of the README as SVG, of the tables of ``result``."""
+    titles = next((line for line in result.output if line.startswith("|")), "")
     missing = [title for title in LEAST_COLUMNS if title not in [cell.strip() for cell in titles.split("|")]]
     if missing:
-        raise SystemExit(f"{figures.command}: expected a table with columns {', '.join(missing)}; compare all peers")
-    return draw(read_timings(figures.output))
+        raise SystemExit(f"{result.command}: expected a table with columns {', '.join(missing)}; compare all peers")
+    return draw(read_timings(result.output))
 
 
-def comparison(figures: Figures) -> str:
-    """Return the lines of the README that show the picture of ``figures`` and say where it comes from."""
+def comparison(result: Result) -> str:
+    """Return the lines of the README that show the picture of ``result`` and say where it comes from."""
     path = PICTURE.relative_to(ROOT)
     about = "Time of all_reduce over the size of the array, for asyncpar, Gloo and the best of three MPI libraries"
-    return f"![{about}]({path})\n\n`{figures.command}`, {figures.date}, {figures.machine}.\n"
+    return f"![{about}]({path})\n\n`{result.command}`, {result.date}, {result.machine}.\n"
 
 
 def with_comparison(readme: str, shown: str) -> str:
@@ -174,8 +174,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.list:
         for name in ORDER:
-            figures = load(name)
-            print(f"{name:16}{figures.date}  {figures.command}")
+            result = load(name)
+            print(f"{name:16}{result.date}  {result.command}")
         return 0
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     for name in ORDER if "all" in options.run else options.run:

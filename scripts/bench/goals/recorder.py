@@ -89,7 +89,7 @@ def _seconds(run: Callable[[], None]) -> float:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--per-round", type=int, default=250)
     options = parser.parse_args()
