@@ -1,6 +1,6 @@
 """Measure DistributedDataParallel and FSDP2 on asyncpar's process group, beside Gloo's, in one run.
 
-    scripts/test-backends --collect-only -q                       # makes .venv-backends, which has torch and asyncpar
+    scripts/test-backends --version                  # makes .venv-backends, which has torch and asyncpar
     scripts/bench/run torch_ddp
     scripts/bench/run torch_ddp --parts calls --ranks 2
 
