@@ -339,7 +339,7 @@ class SimulatedAgents:
         while True:
             status = await service.status()
             if status.job is None:
-                service.tell(JobOpened(number=1, terms=self.job.terms, record=content))
+                service.report(JobOpened(number=1, terms=self.job.terms, record=content))
             elif status.closed is not None and agent.is_idle:
                 self._over[node] = process
                 self.on_over()

@@ -104,9 +104,9 @@ def test_newcomers_of_another_version_or_with_a_name_that_is_taken_are_refused()
 def test_a_full_disk_ends_the_agent_with_an_error_that_says_so() -> None:
     async def talk(service: WorldService, _: Silent, disk: FullDisk) -> None:
         disk.is_full = True
-        service.tell(HostDraining("a"))  # no change of what is agreed on
+        service.report(HostDraining("a"))  # no change of what is agreed on
         terms = WorldTerms(least_hosts=1, most_hosts=1, members=1)
-        service.tell(JobOpened(number=1, terms=terms, record=b""))
+        service.report(JobOpened(number=1, terms=terms, record=b""))
         with pytest.raises(VoteFileError, match="cannot be stored: No space left on device"):
             async for _command in service.commands:
                 pass
@@ -192,7 +192,7 @@ def test_it_does_not_wait_for_others_that_are_gone() -> None:
 def test_it_does_not_wait_when_it_is_asked_again() -> None:
     async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
         task, began = await leaving(service, network)
-        service.leave_unheard()
+        service.leave_at_once()
         assert await task == pytest.approx(began + 1.0)
 
     conversation(talk)
