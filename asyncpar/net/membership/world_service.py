@@ -354,7 +354,7 @@ class WorldService:
                 node = self._node
                 if node is None:
                     return
-                voters = choose_voters(state, node.decided.voters, self._id, self._silence.has_heard)
+                voters = choose_voters(state, node.decided.voters, self._id, self._silence.has_responded)
                 nodes = tuple(one.node for one in state.nodes)
                 if nodes:
                     self._feed(consensus.Propose(encode_group(state), voters, nodes))
@@ -382,7 +382,7 @@ class WorldService:
         if self._node is None or not self._node.leads:
             return
         before = self._node.decided.voters
-        if set(choose_voters(self._state, before, self._id, self._silence.has_heard)) - set(before):
+        if set(choose_voters(self._state, before, self._id, self._silence.has_responded)) - set(before):
             self._direct(VotersDue())
 
     # -- frames --------------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ class WorldMachine:
                 may_join=self._has_place,
                 may_end=lambda members: all(self._placed[member].host in self._draining for member in members),
                 are_more_coming=lambda: bool(self._healing),
-                is_heard=lambda member: self._placed[member].host not in self._quiet,
+                is_responding=lambda member: self._placed[member].host not in self._quiet,
             ),
             report_within=job.terms.report_within,
             gather_for=GATHER_SECONDS,
