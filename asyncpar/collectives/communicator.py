@@ -404,7 +404,7 @@ class Communicator(ArrayOperations):
         for operation in [*group.pending(), *self._messages.pending()]:
             if operation.failure is None:
                 message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
-                operation.tell_failure("timeout", text, lost=rank)
+                operation.report_failure("timeout", text, lost=rank)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
 
@@ -487,7 +487,7 @@ class Communicator(ArrayOperations):
         group.given_up = self._engine.table.links.rank, "it was closed here"
         for operation in [*group.pending(), *self._messages.pending()]:
             if operation.failure is None:
-                operation.tell_failure("failed", CLOSED)
+                operation.report_failure("failed", CLOSED)
                 operation.fail(UsageError(f"{operation.label}: group {group.name} was closed on this rank"))
         group.channels[:] = self._messages.close()
         self._engine.close()

@@ -434,7 +434,7 @@ class Operation:
         self.waiter = None
         self._close(_CANCELLED if self.failure is None else _FAILED)
 
-    def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
+    def report_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
         """Notify the audience that the operation has failed here, perhaps because rank ``lost`` is gone.
 
         With ``is_linked`` use only links that are up: every rank reports a lost one, and most detect it themselves.
@@ -592,9 +592,9 @@ class Operation:
             path = f" ({describe_way(way[: ends[0]])})" if ends and ends[0] > 1 else ""
             text = f"; behind it is rank {rank}{path}: {culprit.describe()}"
         answer = self.answers.get(awaited)
-        is_said = rank == awaited and answer is not None and does.removeprefix("is ") == answer.text
+        is_repeated = rank == awaited and answer is not None and does.removeprefix("is ") == answer.text
         is_silent = culprit is not None and culprit.silent_for is not None and rank not in self._conditions
-        if does and does not in text and not is_said and not is_silent:
+        if does and does not in text and not is_repeated and not is_silent:
             text += f"; rank {rank} {does}"
         return f"{text}; {deadlock}" if deadlock else text
 

@@ -30,7 +30,7 @@ from asyncpar.collectives.protocol import (
     encode_control,
     shortened,
 )
-from asyncpar.collectives.revocation import Revocation, decode_revocation, encode_revocation, told_by
+from asyncpar.collectives.revocation import Revocation, decode_revocation, encode_revocation, notified_by
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.core.observe.recorder import NO_TICKET
 from asyncpar.core.observe.waits import follow_waits
@@ -48,7 +48,7 @@ PROBE_AFTER: Final = 1.0
 """Seconds without progress after which an operation asks the ranks it waits for where they are, and interval of
 repeats."""
 
-_TELL_AFTER: Final = 0.02
+_UPDATE_AFTER: Final = 0.02
 """Seconds after which an answer that this rank got is passed on to those that asked it."""
 
 _REST: Final = 0.002
@@ -59,7 +59,7 @@ _REMEMBERED_CLOSED = 4096
 _REMEMBERED_REVOCATIONS = 4096
 
 _IN_IT_TOO: Final = "in that operation too"
-_TOLD: Final = ("timeout", "failed", "cancelled")
+_BLAMING: Final = ("timeout", "failed", "cancelled")
 """Reasons of an abort that may blame another rank than its sender."""
 
 CLOSED: Final = "the group was closed there"
@@ -95,7 +95,7 @@ class OperationTable:
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """By asking rank and operation: when it asked, and the answer that it got."""
         self._timer: asyncio.TimerHandle | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._update_timer: asyncio.TimerHandle | None = None
         self._is_leaving = False
         """Whether this rank has made all of its calls.  See ``announce_leaving``."""
         self._rest_until = 0.0
@@ -157,9 +157,9 @@ class OperationTable:
         assert operation.route is not None
         operation.route.active[operation.sequence] = operation
         if self.aborted:
-            told = self.aborted.pop((operation.route.number, operation.sequence), None)
-            if told is not None:
-                operation.fail(_error_of(operation, *told))
+            reported = self.aborted.pop((operation.route.number, operation.sequence), None)
+            if reported is not None:
+                operation.fail(_error_of(operation, *reported))
 
     def take_abort(self, group: Group, sequence: int) -> bool:
         """Forget that a peer has given up ``sequence``, which was not called yet; return whether one had."""
@@ -189,14 +189,14 @@ class OperationTable:
         if len(self._revoked) > _REMEMBERED_REVOCATIONS:
             self._revoked.popitem(last=False)
         if self.links.rank in revocation.ranks and self.links.closed is None:
-            for rank in told_by(self.links.rank, revocation.ranks):
-                self._tell_revoked(rank, revocation)
+            for rank in notified_by(self.links.rank, revocation.ranks):
+                self._send_revocation(rank, revocation)
         self.links.is_revoked |= number == world_number(self.links.world.generation)
         for group in list(self._groups.values()):
             if number == group.number or number in group.ancestors:
                 self._end(group, revocation)
 
-    def _tell_revoked(self, rank: int, revocation: Revocation) -> None:
+    def _send_revocation(self, rank: int, revocation: Revocation) -> None:
         self.links.control(rank, FrameKind.REVOKE, Key(revocation.number, 0, 0), encode_revocation(revocation))
 
     def _end(self, group: Group, revocation: Revocation) -> None:
@@ -236,16 +236,16 @@ class OperationTable:
             if isinstance(group.ledger, ChannelLedger) or group.is_closed or group.revocation is not None:
                 continue
             for rank in group.members - {me}:
-                self._tell_leaving(rank, group.number, group.ledger.next_numbers())
+                self._send_leaving(rank, group.number, group.ledger.next_numbers())
                 number = channel_number(group.number, me, rank)
                 ledger = self._groups[number].ledger if number in self._groups else ChannelLedger()
-                self._tell_leaving(rank, number, ledger.next_numbers())
+                self._send_leaving(rank, number, ledger.next_numbers())
         for rank, key in list(self._askers):
             known = self._groups.get(key.group)
             if not (self._is_through(key) or (known is not None and known.find(key.sequence))):
-                self._tell_leaving(rank, key.group, [key.sequence])
+                self._send_leaving(rank, key.group, [key.sequence])
 
-    def _tell_leaving(self, rank: int, number: int, sequences: Iterable[int]) -> None:
+    def _send_leaving(self, rank: int, number: int, sequences: Iterable[int]) -> None:
         """End the operations ``sequences`` of the group ``number`` on ``rank``."""
         payload = encode_control(Abort("lost", LEFT, rank=self.links.rank))
         for sequence in sequences:
@@ -271,9 +271,9 @@ class OperationTable:
             case FrameKind.STATUS:
                 self._on_status(rank, header.key, decode_control(payload, Status))
             case FrameKind.AGREE:
-                self.agreements.heard(rank, header.key, payload)
+                self.agreements.receive(rank, header.key, payload)
             case FrameKind.CONTRIBUTORS:
-                self.choices.heard(rank, header.key, payload)
+                self.choices.receive(rank, header.key, payload)
             case FrameKind.REVOKE:
                 world = self.links.world
                 number, generation = header.group, world.generation
@@ -284,7 +284,7 @@ class OperationTable:
             if rank in group.members:
                 for operation in group.pending():
                     if operation.failure is None:  # only the link may be lost, which no other rank sees
-                        operation.tell_failure("lost", error.cause or str(error), lost=rank, is_linked=True)
+                        operation.report_failure("lost", error.cause or str(error), lost=rank, is_linked=True)
                     operation.fail(operation.lost(error))
 
     def job_ends(self, error: PeerLost) -> None:
@@ -310,17 +310,17 @@ class OperationTable:
         if self._timer is not None:  # it would keep everything of this node alive until it fires
             self._timer.cancel()
             self._timer = None
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        if self._update_timer is not None:
+            self._update_timer.cancel()
+            self._update_timer = None
 
     # -- failures that peers report ----------------------------------------------------------------------------------
 
     def _on_abort(self, rank: int, key: Key, abort: Abort) -> None:
         group = self._groups.get(key.group)
-        hear = None if group is None else group.notices.get(key.sequence)
-        if hear is not None:
-            hear()
+        on_notice = None if group is None else group.notices.get(key.sequence)
+        if on_notice is not None:
+            on_notice()
             return
         operation = self._operation(key.group, key.sequence)
         if operation is not None:
@@ -374,8 +374,8 @@ class OperationTable:
         timeout = operation.home.limits.timeout
         due = max(operation.started_at + _ask_after(timeout, self.links.observer.warn_after), self._rest_until)
         self._look_at(due)
-        if self._askers and self._telling is None:  # ranks that wait for this one learn that it has come
-            self._telling = self.loop.call_later(_TELL_AFTER, self._tell_begun, operation)
+        if self._askers and self._update_timer is None:  # ranks that wait for this one learn that it has come
+            self._update_timer = self.loop.call_later(_UPDATE_AFTER, self._announce_begun, operation)
 
     def _look_at(self, due: float) -> None:
         """Inspect all operations at ``due``, if not before."""
@@ -409,7 +409,7 @@ class OperationTable:
                 due = min(due, deadline)
             every = _ask_after(timeout, self.links.observer.warn_after)
             due = min(due, self._inquire(operation, now, every=every), self._warn(operation, now))
-        self._tell_askers(now)
+        self._update_askers(now)
         self._rest_until = now + _REST * len(running)
         if running and not self.links.is_closing:
             self._arm(max(due, self._rest_until))
@@ -439,11 +439,11 @@ class OperationTable:
         message = operation.describe_wait(now)
         culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
         if culprit is None:
-            operation.tell_failure("failed", f"PeerTimeout: {message}")
+            operation.report_failure("failed", f"PeerTimeout: {message}")
             operation.fail(PeerTimeout(message, operation=operation.label, cause="no rank did its part in time"))
             return
         host = self.links.world.members[culprit.rank].host
-        operation.tell_failure("timeout", f"PeerTimeout: {message}", lost=culprit.rank)
+        operation.report_failure("timeout", f"PeerTimeout: {message}", lost=culprit.rank)
         operation.fail(
             PeerTimeout(message, rank=culprit.rank, host=host, operation=operation.label, cause=culprit.describe())
         )
@@ -460,7 +460,7 @@ class OperationTable:
             self._ask_on(operation, self.now())
             if operation.is_culprit_sure(self.now()):
                 break
-            await asyncio.sleep(_TELL_AFTER)
+            await asyncio.sleep(_UPDATE_AFTER)
         now, ranks = self.now(), operation.waits_for()
         culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
         wait = operation.describe_wait(now)
@@ -510,30 +510,32 @@ class OperationTable:
         known = blamed is not None and 0 <= blamed < self.links.world.size
         culprit = Culprit(blamed, status.silent_for, status.where) if blamed is not None and known else None
         waits = tuple(wait for wait in status.waits if wait.rank != self.links.rank)
-        operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit, waits))
-        if self._telling is None and self._askers:  # one pass over all askers for many answers
-            self._telling = self.loop.call_later(max(_TELL_AFTER, _REST * len(self._askers)), self._tell_soon)
+        operation.inquiry.record_answer(rank, Answer(self.now(), status.text, culprit, waits))
+        if self._update_timer is None and self._askers:  # one pass over all askers for many answers
+            self._update_timer = self.loop.call_later(
+                max(_UPDATE_AFTER, _REST * len(self._askers)), self._on_update_due
+            )
 
-    def _tell_begun(self, operation: Operation) -> None:
+    def _announce_begun(self, operation: Operation) -> None:
         """Notify askers of ``operation``, which has begun while they already wait, and ask on."""
         now = self.now()
         if any(now - asked_at <= 2 * PROBE_AFTER for asked_at, _ in self._askers.values()):
             self._ask_on(operation, now)
-        self._tell_soon()
+        self._on_update_due()
 
-    def _tell_soon(self) -> None:
-        self._telling = None
-        self._tell_askers(self.now())
+    def _on_update_due(self) -> None:
+        self._update_timer = None
+        self._update_askers(self.now())
 
-    def _tell_askers(self, now: float) -> None:
+    def _update_askers(self, now: float) -> None:
         """Answer recent askers again, if this rank has since learnt of another culprit."""
-        for (rank, key), (asked_at, told) in list(self._askers.items()):
+        for (rank, key), (asked_at, sent) in list(self._askers.items()):
             if now - asked_at > 2 * PROBE_AFTER:
                 del self._askers[rank, key]
                 continue
             status = self._status(key, rank)
-            is_other = status.culprit != told.culprit or (status.silent_for is None) != (told.silent_for is None)
-            if is_other or status.waits != told.waits:
+            is_other = status.culprit != sent.culprit or (status.silent_for is None) != (sent.silent_for is None)
+            if is_other or status.waits != sent.waits:
                 self._askers[rank, key] = (asked_at, status)
                 self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
 
@@ -567,7 +569,7 @@ class OperationTable:
                 show(self.links, rank, key, past, is_answer=True)
                 return
             if group.revocation is not None:
-                self._tell_revoked(rank, group.revocation)
+                self._send_revocation(rank, group.revocation)
                 return
             if operation is None and group.given_up is not None and not group.is_stale(key.sequence):
                 culprit, why = group.given_up
@@ -577,12 +579,12 @@ class OperationTable:
         elif key.group in self._closed and not self._is_through(key):
             ending = self._closed[key.group]
             if isinstance(ending, Revocation):
-                self._tell_revoked(rank, ending)
+                self._send_revocation(rank, ending)
                 return
             self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
             return
         if self._is_leaving and operation is None and not self._is_through(key):
-            self._tell_leaving(rank, key.group, [key.sequence])
+            self._send_leaving(rank, key.group, [key.sequence])
             return
         here = operation if operation is not None and operation.has_started else self._elsewhere(group)
         if here is not None:
@@ -641,8 +643,8 @@ def _answer_of(operation: Operation, rank: int) -> str:
         return ""
     if not answer.text.startswith(_IN_IT_TOO):
         return f"; rank {rank} is {answer.text}"
-    _, semicolon, said = answer.text.partition("; ")
-    return semicolon + said
+    _, semicolon, more = answer.text.partition("; ")
+    return semicolon + more
 
 
 def _number(operation: Operation) -> str:
@@ -661,9 +663,9 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
         kind = LinkDamaged if DAMAGED in cause else PeerLost
         error = kind(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)
-    is_told = abort.reason in _TOLD and abort.rank is not None and 0 <= abort.rank < len(members)
-    culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank
-    may_pass_on = is_told and abort.rank == me and abort.reason != "failed"
+    has_blame = abort.reason in _BLAMING and abort.rank is not None and 0 <= abort.rank < len(members)
+    culprit = abort.rank if has_blame and abort.rank is not None and abort.rank != me else rank
+    may_pass_on = has_blame and abort.rank == me and abort.reason != "failed"
     known = operation.find_culprit(operation.context.now()) if may_pass_on else None
     if known is not None and known.silent_for is not None:  # this rank is blamed, and only waits itself
         culprit = known.rank

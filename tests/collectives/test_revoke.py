@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.agreement.exchanges import Ballot, compare
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.revocation import decode_revocation, encode_revocation, revocation_of, told_by
+from asyncpar.collectives.revocation import decode_revocation, encode_revocation, notified_by, revocation_of
 from asyncpar.errors import PeerLost, ProtocolError, UsageError, WorldRevoked
 from asyncpar.net.arena.channel import Turn
 from asyncpar.testing import local_world, run_virtual
@@ -239,7 +239,7 @@ async def test_a_call_on_another_loop_is_refused(open_ranks: OpenRanks) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 32, 33, 40, 100])
 def test_what_is_told_reaches_all_that_live_while_fewer_are_dead_than_each_tells(size: int) -> None:
     ranks = tuple(range(5, 5 + size))
-    neighbours = {rank: told_by(rank, ranks) for rank in ranks}
+    neighbours = {rank: notified_by(rank, ranks) for rank in ranks}
     dead_at_most = min(len(told) for told in neighbours.values()) - 1
     for seed in range(20):
         order = np.random.default_rng(seed).permutation(ranks)

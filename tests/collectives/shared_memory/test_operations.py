@@ -427,4 +427,4 @@ async def test_an_operation_that_is_over_when_its_askers_are_answered_asks_nobod
         operations = [operation for its, operation in watched if its is table]
         assert operations
         for operation in operations:
-            table._tell_begun(operation)  # noqa: SLF001 - a timer calls it
+            table._announce_begun(operation)  # noqa: SLF001 - a timer calls it
