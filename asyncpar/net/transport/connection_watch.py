@@ -47,7 +47,7 @@ _TRIM_SECONDS = 0.5
 _LAST_TRIM_SECONDS = 16.0
 _DESCRIPTORS = "/dev/fd"
 _MOST_TRIED = 1 << 16
-_TELL_SECONDS = 60.0
+_REPORT_SECONDS = 60.0
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of struct tcp_info in linux/tcp.h
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 
@@ -75,7 +75,7 @@ class ServerConnections:
         self.open_strangers = 0
         """Unauthenticated connections at the last inspection."""
         self._evicted = 0
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     @property
     def evicted(self) -> int:
@@ -115,8 +115,8 @@ class ServerConnections:
     def count_evicted(self, count: int, *, now: float) -> None:
         """Count closed connections, and log them once a minute."""
         self._evicted += count
-        if now - self._told_at >= _TELL_SECONDS:
-            self._told_at = now
+        if now - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = now
             _log.warning(
                 "port %d: closed %d connections that had made no call with the job's token (%d in all; reported once a "
                 "minute); somebody else on the network connects to it",

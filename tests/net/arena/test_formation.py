@@ -210,7 +210,7 @@ def test_different_settings_make_it_none(run: Run, caplog: pytest.LogCaptureFixt
     ("changes", "problem"),
     [
         ({"nonce": bytes(32)}, "the memory is not shared"),
-        ({"heap_bytes": 4096}, "its owner said"),
+        ({"heap_bytes": 4096}, "its owner announced"),
         ({"rank": 0}, "rank 1 offered out of turn, as rank 0"),
     ],
 )

@@ -365,7 +365,7 @@ async def test_when_a_link_breaks_everybody_agrees_which_side_is_lost_and_hears_
         cut(ranks[0], 3)  # rank 3 is the first to notice
         assert sorted(heard) == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)]
         assert "reported by rank 3" in str(ranks[1].lost[0])
-        assert "holds this rank, 0, for lost" in str(ranks[0].lost[1])
+        assert "has declared this rank, 0, lost" in str(ranks[0].lost[1])
 
 
 async def test_a_flood_of_notices_is_told_once() -> None:
