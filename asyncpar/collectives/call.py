@@ -15,6 +15,7 @@ import msgspec
 from asyncpar.collectives.causes import DEADLINE_PASSED, reason_of
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.protocol import Reason
+from asyncpar.collectives.wait_report import describe_wait
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost, UsageError
 
@@ -302,7 +303,7 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         return operation.failure
     if isinstance(error, asyncio.CancelledError):
         now, why = operation.context.now(), operation.why_cancelled or reason_of(error)
-        message, culprit = operation.describe_wait(now), operation.find_culprit(now)
+        message, culprit = describe_wait(operation, now), operation.find_culprit(now)
         error.args = (message,)
         error.add_note(message)
         missing = operation.waits_for() if culprit is None else [culprit.rank]

@@ -32,6 +32,7 @@ from asyncpar.collectives.recovery import Agreed
 from asyncpar.collectives.revocation import revocation_of
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import CLOSED, OperationTable
+from asyncpar.collectives.wait_report import describe_wait
 from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.names import AnyAlgorithm, Name
@@ -523,7 +524,7 @@ class Communicator(ArrayOperations):
         """Describe how long each running operation of this rank has waited, for which rank, and what is known of it."""
         now = self._engine.table.now()
         pending = [*self._engine.group.pending(), *self._messages.pending()]
-        return [operation.describe_wait(now) for operation in pending if operation.is_waiting]
+        return [describe_wait(operation, now) for operation in pending if operation.is_waiting]
 
     # -- messages between two ranks --------------------------------------------------------------------------------
 
@@ -799,7 +800,7 @@ async def overdue(
     pending = communicator._messages.pending() if is_message else engine.group.pending()
     for operation in pending:
         if operation.is_waiting and (wanted is None or wanted in operation.waits_for()):
-            return await engine.table.overdue(operation, text, seconds)
+            return await engine.table.waits.overdue(operation, text, seconds)
     return PeerTimeout(f"{text}: nothing is under way any more")
 
 

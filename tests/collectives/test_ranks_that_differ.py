@@ -228,7 +228,7 @@ async def _world(transport: str) -> AsyncIterator[list[Communicator]]:
 @pytest.mark.timeout(LIMIT)
 @pytest.mark.parametrize("transport", ["inproc", "shm", "tcp", "grpc", "hosts"])
 async def test_over_lanes(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.collectives.table.PROBE_AFTER", 0.1)  # in virtual time ranks wait as long as ever
+    monkeypatch.setattr("asyncpar.collectives.long_waits.PROBE_AFTER", 0.1)  # virtual time: waits are as long as ever
     async with _world(transport) as communicators:
         await _check_all(communicators, transport, PATIENCE)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.protocol import Status
-from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.net.wire.frame import Key
 from asyncpar.testing import run_virtual
@@ -171,14 +171,14 @@ def test_many_operations_that_wait_cost_each_other_nothing(
 ) -> None:
     """Each is asked about and answered; an answer must not be told to all others at once."""
     count, looks = 300, 0
-    status = OperationTable._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of looks is no statistic
+    status = LongWaits._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of looks is no statistic
 
-    def counted(table: OperationTable, key: Key, asker: int) -> Status:
+    def counted(waits: LongWaits, key: Key, asker: int) -> Status:
         nonlocal looks
         looks += 1
-        return status(table, key, asker)
+        return status(waits, key, asker)
 
-    monkeypatch.setattr(OperationTable, "_status", counted)  # what an answer costs
+    monkeypatch.setattr(LongWaits, "_status", counted)  # what an answer costs
 
     async def run() -> None:
         async with open_ranks(2) as ranks:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncpar import Quorum
+from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.rank_observer import MOST_TOLD
 from asyncpar.errors import PeerTimeout
 from asyncpar.testing import run_virtual
@@ -93,14 +93,14 @@ def test_a_thousand_waits_are_looked_at_with_rests_and_told_in_few_words(
 ) -> None:
     """Looking at each of them once a second took all the time there was, on a machine with other work."""
     count, looks = 1000, [0]
-    look = OperationTable._record_wait  # noqa: SLF001  # nothing shows how often it is looked
+    look = LongWaits._record_wait  # noqa: SLF001  # nothing shows how often it is looked
     told = "rank 1 (localhost)"
 
-    def counted(table: OperationTable, operation: Operation) -> None:
+    def counted(waits: LongWaits, operation: Operation) -> None:
         looks[0] += 1
-        look(table, operation)
+        look(waits, operation)
 
-    monkeypatch.setattr(OperationTable, "_record_wait", counted)
+    monkeypatch.setattr(LongWaits, "_record_wait", counted)
 
     async def main() -> None:
         async with open_ranks(2) as ranks:

@@ -42,7 +42,7 @@ def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def early_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks ask around after a tenth of a second."""
-    monkeypatch.setattr("asyncpar.collectives.table.PROBE_AFTER", 0.1)
+    monkeypatch.setattr("asyncpar.collectives.long_waits.PROBE_AFTER", 0.1)
 
 
 @asynccontextmanager
