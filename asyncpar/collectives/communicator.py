@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -839,13 +839,6 @@ def step_meter(communicator: Communicator, name: str) -> StepMeter:
     return StepMeter(links.recorder, name, group=world_number(links.world.generation) if is_whole else 0)
 
 
-STEP_INSTEAD: Final = (
-    'run the model itself on each of step.portions, then step.add(portion, gradients), step.reduce("mean") and '
-    "step.update(optimizer, gradients); local steps are those of job.rounds"
-)
-"""Advice for programs of elastic jobs, in place of averaging gradients."""
-
-
 def announce_leaving(communicator: Communicator) -> None:
     """Announce to the other ranks of the world that this one makes no more calls, in any group, and leaves soon.
 
@@ -855,11 +848,16 @@ def announce_leaving(communicator: Communicator) -> None:
     communicator._engine.table.announce_leaving()
 
 
-def refuse_elastic(communicator: Communicator, what: str, instead: str = STEP_INSTEAD) -> None:
-    """Raise ``UsageError`` for ``what``, which requires fixed ranks, if the world belongs to an elastic job."""
-    links = communicator._engine.table.links
-    if links.is_elastic:
-        raise UsageError(
-            f"{what}: expected ranks that stay, got those of generation {links.world.generation} of an elastic job, "
-            f"which others follow; {instead}"
-        )
+FixedRanksUse: TypeAlias = Literal["averaging", "replicas", "sharding"]
+"""Uses of fixed ranks for which an elastic job has other ways: to average gradients, to average those of a process's
+replicas, and to shard the state of an optimizer."""
+
+
+def refuse_elastic(communicator: Communicator, what: str, use: FixedRanksUse = "averaging") -> None:
+    """Raise ``UsageError`` for ``what``, which requires fixed ranks, if the world belongs to an elastic job.
+
+    The job makes the error, with advice for this ``use``.
+    """
+    refuse = communicator._engine.table.links.refuse_fixed_ranks
+    if refuse is not None:
+        raise refuse(what, use)

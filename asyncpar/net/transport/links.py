@@ -147,8 +147,8 @@ class Links:
         """Memory for large messages to ranks of this host; set before the first link is made."""
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for operations that need them."""
-        self.is_elastic = False
-        """Whether the world belongs to an elastic job, and another one follows when ranks leave or join."""
+        self.refuse_fixed_ranks: Callable[[str, str], UsageError] | None = None
+        """Makes the error for what requires fixed ranks; None unless another world follows when ranks leave or join."""
         member = world.members[rank]
         self.observer = RankObserver(rank)
         self.recorder = open_recorder(
