@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 import asyncpar as ap
-from asyncpar.net.transport.reflection import REFLECTION
+from asyncpar.net.transport.serving import REFLECTION
 from tests.test_node_serving import add_echo
 
 reflection_pb2 = pytest.importorskip(
