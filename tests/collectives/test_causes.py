@@ -90,11 +90,11 @@ ENDS: dict[str, tuple[Callable[[Coroutine[Any, Any, Any]], Awaitable[None]], str
 
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
 @pytest.mark.parametrize("name", CALLS)
-async def test_the_other_rank_is_told_why(name: str, transport: str) -> None:
+async def test_the_other_rank_gets_the_reason(name: str, transport: str) -> None:
     async def main(communicator: Communicator) -> None:
         for end, text in ENDS.values():
             if communicator.rank == 2:
-                await told.acquire()
+                await released.acquire()
             call = CALLS[name](communicator)
             if communicator.rank == 1:
                 await asyncio.gather(end(call), return_exceptions=True)
@@ -103,15 +103,15 @@ async def test_the_other_rank_is_told_why(name: str, transport: str) -> None:
                     await call
                 assert caught.value.cause
                 if communicator.rank == 0:
-                    told.release()
+                    released.release()
         await communicator.barrier()
 
-    told = asyncio.Semaphore(0)
+    released = asyncio.Semaphore(0)
     async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
         await asyncio.gather(*(main(node.world) for node in nodes))
 
 
-async def test_the_sender_of_a_large_message_is_told_why() -> None:
+async def test_the_sender_of_a_large_message_gets_the_reason() -> None:
     async with local_world(2) as nodes, asyncio.timeout(30):
         zero, one = (node.world for node in nodes)
         sending = asyncio.ensure_future(zero.send(np.ones(1_000_000), 1))
@@ -128,7 +128,7 @@ async def test_the_sender_of_a_large_message_is_told_why() -> None:
             await receiving
 
 
-def test_a_timeout_of_a_blocking_call_is_told() -> None:
+def test_a_timeout_of_a_blocking_call_is_reported() -> None:
     text = r"rank 1 cancelled it: TimeoutError: its timeout of 0\.05 s has passed"
     with blocking_world(3) as nodes:
         other = nodes[0].world.start.barrier()

@@ -112,10 +112,10 @@ def test_a_warning_and_an_error_name_the_stopped_rank_and_the_way_to_it() -> Non
         observer = engine_of(communicator).table.links.observer
         observer.warn_after = 5.0
 
-        def tell(operation: object, notice: WaitNotice) -> None:
+        def record(operation: object, notice: WaitNotice) -> None:
             notices[communicator.rank] = notice
 
-        observer.tell_waiting = tell  # type: ignore[method-assign]
+        observer.tell_waiting = record  # type: ignore[method-assign]
         if communicator.rank == 3:
             await asyncio.sleep(4.5)
         await communicator.recv(communicator.rank - 1)
@@ -151,7 +151,7 @@ def test_the_last_rank_of_the_waits_is_named_while_nobody_is_known_to_be_silent(
     assert inquiry.find_culprit([1], me=0, now=1.5) is None, "the chain leads back"
 
 
-def test_a_long_way_is_told_by_its_ends() -> None:
+def test_a_long_way_is_described_by_its_ends() -> None:
     waits = {rank: WaitEdge(rank, rank + 1, "recv") for rank in range(1, 20)}
     way = follow_waits(waits, 1)
     assert [wait.rank for wait in way] == list(range(1, 20))

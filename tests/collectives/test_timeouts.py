@@ -31,7 +31,7 @@ def test_an_operation_without_progress_times_out_and_names_the_missing_rank(open
     assert time == pytest.approx(30.0)
 
 
-def test_the_message_tells_where_the_missing_rank_is_instead(open_ranks: OpenRanks) -> None:
+def test_the_message_names_where_the_missing_rank_is_instead(open_ranks: OpenRanks) -> None:
     async def main() -> list[BaseException]:
         async with open_ranks(3, timeout=10.0) as ranks:
             zero, one, two = ranks.communicators
@@ -111,7 +111,7 @@ def test_the_timeout_can_be_set_and_subgroups_begin_with_it(open_ranks: OpenRank
     assert run_virtual(main()) == pytest.approx(0.25)
 
 
-def test_the_others_are_told_when_one_rank_gives_up(open_ranks: OpenRanks) -> None:
+def test_the_others_are_notified_when_one_rank_gives_up(open_ranks: OpenRanks) -> None:
     async def main() -> BaseException:
         async with open_ranks(3, timeout=5.0) as ranks:
             with pytest.raises(PeerTimeout):
@@ -141,7 +141,7 @@ def test_a_receive_says_where_its_source_is(open_ranks: OpenRanks) -> None:
 
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("differs", ["ranks", "key"])
-def test_ranks_that_made_different_groups_are_told_what_the_others_wait_for(
+def test_ranks_that_made_different_groups_learn_what_the_others_wait_for(
     open_ranks: OpenRanks, differs: str, key: str | None
 ) -> None:
     """They cannot be told from ranks that come late before the time is up."""

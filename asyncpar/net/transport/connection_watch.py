@@ -1,8 +1,8 @@
 """Closing of unauthenticated connections to this process's gRPC servers before they exhaust what peers need.
 
 gRPC accepts connections itself and only limits their number: once strangers hold them all, no peer gets in, and data
-that a stranger sends before its first call costs memory (an endless header block, say).  The sockets are descriptors of
-this process, though.  A thread inspects them: those that lead to a port of ours and have made no call with the job's
+that a stranger sends before its first call costs memory (an endless header block).  The sockets are descriptors of this
+process, though.  A thread inspects them: those that lead to a port of ours and have made no call with the job's
 token are unauthenticated, and ``stranger_limits.choose_evictions`` decides which of them to close.  Shutting a socket
 down is enough; gRPC then ends the connection as if the peer had.
 

@@ -79,7 +79,7 @@ _MAX_ENVELOPE: Final = 2**32 - 1
 
 
 class Extension(ABC):
-    """Values of an additional kind, which a layer above adds to payloads (references to actors, say)."""
+    """Values of an additional kind, which a layer above adds to payloads (such as references to actors)."""
 
     @abstractmethod
     def encode(self, value: object) -> Ext | None:

@@ -251,7 +251,7 @@ def test_different_calls_are_a_mismatch_on_all() -> None:
     assert len(network.returned) == 3
 
 
-def test_a_rank_that_others_hold_for_lost_gets_no_outcome_and_tells_none() -> None:
+def test_a_rank_that_others_have_declared_lost_gets_no_outcome_and_sends_none() -> None:
     network = Network(3, {})
     network.call(3)
     network.feed(3, MemberExpelled("rank 4 has declared it lost"))

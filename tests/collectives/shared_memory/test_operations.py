@@ -106,7 +106,7 @@ def _started(nodes: tuple[Node, ...]) -> int:
     return sum(operation.has_started for operation in pending)
 
 
-async def test_different_operations_at_one_place_are_told_on_all_ranks() -> None:
+async def test_different_operations_at_one_place_are_reported_on_all_ranks() -> None:
     async with arena_of(3) as nodes:
         await _sum_everywhere(nodes)
         outcomes = await asyncio.gather(

@@ -25,14 +25,14 @@ def make_channel(number: int, *ranks: int) -> Any:
     return SimpleNamespace(number=number, ranks=ranks, progress=[[0] for _ in ranks])
 
 
-async def test_without_polling_progress_is_what_was_told_and_never_falls() -> None:
+async def test_without_polling_progress_is_what_was_received_and_never_falls() -> None:
     driver, channel = make_driver(), make_channel(7, 0, 2, 1)
     driver.open(RunQueue(), cast(Channel, channel))
     driver.receive([(1, 7, 5), (2, 7, 3), (1, 7, 4), (3, 7, 9)])
     assert channel.progress == [[0], [3], [5]]
 
 
-async def test_what_a_rank_tells_before_this_one_has_opened_the_group_is_kept() -> None:
+async def test_what_a_rank_sends_before_this_one_has_opened_the_group_is_kept() -> None:
     driver, channel = make_driver(), make_channel(7, 0, 1, 2)
     counts = Counts(8, (1, 2), [[0], [0]])
     driver.receive([(1, 7, 5), (2, 8, 6), (1, 7, 4), (1, 9, 1)])
@@ -42,7 +42,7 @@ async def test_what_a_rank_tells_before_this_one_has_opened_the_group_is_kept() 
 
 
 @pytest.mark.parametrize("number", [7, 8])
-async def test_a_group_hears_of_all_that_it_was_opened_with(number: int) -> None:
+async def test_a_group_receives_progress_of_all_that_it_was_opened_with(number: int) -> None:
     driver, channel, counts = make_driver(), make_channel(7, 0, 1), Counts(8, (1,), [[0]])
     driver.open(RunQueue(), cast(Channel, channel), counts)
     driver.receive([(1, number, 3)])

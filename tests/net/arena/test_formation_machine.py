@@ -83,7 +83,7 @@ def test_one_rank_that_is_unable_ends_it_for_all(unable: int) -> None:
     assert formation.handle(Sent(unable, Unable("no memory"))) == [SendVerdict(5, no), SendVerdict(7, no), Conclude(no)]
 
 
-def test_who_comes_after_the_end_is_told_at_once() -> None:
+def test_a_rank_that_comes_after_the_end_gets_the_verdict_at_once() -> None:
     formation = Formation(RANKS)
     no = ArenaVerdict("rank 2: no memory")
     assert formation.handle(Sent(2, Unable("no memory"))) == []

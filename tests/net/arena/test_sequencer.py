@@ -136,7 +136,7 @@ def test_turns_are_given_to_what_all_have_announced(polls: bool) -> None:
     assert group.turns == [[B, A]] * 3
 
 
-def test_without_polling_a_rank_knows_what_it_was_told_and_no_more() -> None:
+def test_without_polling_a_rank_knows_what_it_has_received_and_no_more() -> None:
     group = Group(2, polls=False)
     group.sequencers[0].announce([A])
     group.sequencers[1].announce([A])

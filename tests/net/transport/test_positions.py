@@ -12,7 +12,7 @@ def tick(
     return positions.tick(now, sent=sent, received=received, is_in_frame=in_frame, is_reading=reads)
 
 
-def test_bytes_that_the_peer_says_again_and_again_have_not_come_are_lost() -> None:
+def test_bytes_that_the_peer_reports_again_and_again_as_missing_are_lost() -> None:
     positions = Positions(patience=2.0)
     positions.mark(1.0, 500)
     positions.receive(1.5, 400, written=500)
@@ -54,24 +54,24 @@ def test_bytes_that_have_just_left_may_be_on_their_way() -> None:
         positions.receive(second + 0.5, 499 + second, written=500 + second)
 
 
-def test_after_traffic_positions_are_told_for_a_while_and_two_ends_do_not_keep_each_other_at_it() -> None:
+def test_after_traffic_positions_are_reported_for_a_while_and_two_ends_do_not_keep_each_other_at_it() -> None:
     one, other = Positions(patience=2.0), Positions(patience=2.0)
     received = [0, 0]
-    told = 0
+    reports = 0
     for second in range(30):
-        says = [
+        is_due = [
             tick(one, float(second), sent=100, received=received[0]),
             tick(other, float(second), received=100 + received[1]),
         ]
         for end, place in ((other, 0), (one, 1)):
-            if says[place]:
-                told += 1
+            if is_due[place]:
+                reports += 1
                 received[1 - place] += SEALED_BYTES
                 end.receive(float(second), 100 if place else 0, written=100 if place else 0)
-    assert told == 10
+    assert reports == 10
 
 
-def test_an_incomplete_frame_is_told_of_for_as_long_as_it_takes() -> None:
+def test_an_incomplete_frame_is_reported_for_as_long_as_it_takes() -> None:
     positions = Positions(patience=2.0)
     assert all(tick(positions, float(second), received=100, in_frame=True) for second in range(100))
 
@@ -103,5 +103,5 @@ def test_a_piece_that_counts_only_when_it_is_complete_may_take_longer() -> None:
 def test_an_end_that_reads_again_says_so_only_after_a_second_in_which_it_read() -> None:
     positions = Positions(patience=2.0)
     reads = [True, False, True, True, False, False, True, True]
-    said = [tick(positions, float(second), in_frame=True, reads=each) for second, each in enumerate(reads)]
-    assert said == [True, False, False, True, False, False, False, True]
+    due = [tick(positions, float(second), in_frame=True, reads=each) for second, each in enumerate(reads)]
+    assert due == [True, False, False, True, False, False, False, True]

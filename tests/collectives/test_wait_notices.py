@@ -1,4 +1,4 @@
-"""An operation that waits for long is told once, with the culprit and its place; a deadlock with its cycle."""
+"""An operation that waits for long is reported once, with the culprit and its place; a deadlock with its cycle."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.collective_engines import engine_of
 from tests.collectives.conftest import OpenRanks
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "asyncpar.runtime"]
 
 
-def test_a_late_rank_is_told_of_once_per_operation_and_when_it_goes_on(
+def test_a_late_rank_is_reported_once_per_operation_and_when_it_goes_on(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -36,15 +36,15 @@ def test_a_late_rank_is_told_of_once_per_operation_and_when_it_goes_on(
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    waits = [text for text in said(caplog) if "has waited" in text]
+    waits = [text for text in logged(caplog) if "has waited" in text]
     assert sorted(text.partition(":")[0] for text in waits) == ["rank 0", "rank 1"]
     for text in waits:
         assert "has waited 10 s for rank 2 (localhost), which is in user code at train.py:57" in text
-        assert "test_waiting_is_told.py:" in text
-    assert sum(text.endswith("goes on") for text in said(caplog)) == 2
+        assert "test_wait_notices.py:" in text
+    assert sum(text.endswith("goes on") for text in logged(caplog)) == 2
 
 
-def test_waiting_is_told_after_the_time_that_was_set_or_never(
+def test_waiting_is_reported_after_the_time_that_was_set_or_never(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(seconds: float | None) -> None:
@@ -58,9 +58,9 @@ def test_waiting_is_told_after_the_time_that_was_set_or_never(
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main(None))
-        assert said(caplog) == []
+        assert logged(caplog) == []
         run_virtual(main(0.5))
-    assert "has waited 0.5 s for rank 1 (localhost)" in said(caplog)[0]
+    assert "has waited 0.5 s for rank 1 (localhost)" in logged(caplog)[0]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -75,7 +75,7 @@ def test_a_timeout_names_the_cycle_of_a_deadlock(open_ranks: OpenRanks, size: in
     for error in timeouts:
         assert "deadlock" in str(error)
         assert "rank 0 waits for rank 1 in recv from rank 1" in str(error)
-        assert "test_waiting_is_told.py:" in str(error)
+        assert "test_wait_notices.py:" in str(error)
 
 
 def test_ranks_of_one_operation_that_wait_for_an_absent_one_are_no_deadlock(open_ranks: OpenRanks) -> None:
@@ -88,13 +88,13 @@ def test_ranks_of_one_operation_that_wait_for_an_absent_one_are_no_deadlock(open
     assert all("deadlock" not in str(error) for error in errors)
 
 
-def test_a_thousand_waits_are_looked_at_with_rests_and_told_in_few_words(
+def test_a_thousand_waits_are_looked_at_with_rests_and_reported_in_few_words(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking at each of them once a second took all the time there was, on a machine with other work."""
     count, looks = 1000, [0]
     look = LongWaits._record_wait  # noqa: SLF001  # nothing shows how often it is looked
-    told = "rank 1 (localhost)"
+    culprit = "rank 1 (localhost)"
 
     def counted(waits: LongWaits, operation: Operation) -> None:
         looks[0] += 1
@@ -112,10 +112,10 @@ def test_a_thousand_waits_are_looked_at_with_rests_and_told_in_few_words(
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
     assert 0 < looks[0] <= 33 * count  # every two seconds
-    waits = [text for text in said(caplog) if "has waited" in text]
+    waits = [text for text in logged(caplog) if "has waited" in text]
     assert len(waits) == MOST_TOLD
-    assert all(told in text for text in waits)
-    assert sum(text.endswith("goes on") for text in said(caplog)) == MOST_TOLD
+    assert all(culprit in text for text in waits)
+    assert sum(text.endswith("goes on") for text in logged(caplog)) == MOST_TOLD
 
 
 def test_a_sum_under_a_policy_says_for_whom_it_waits(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,8 +133,8 @@ def test_a_sum_under_a_policy_says_for_whom_it_waits(open_ranks: OpenRanks, capl
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
     policy = Quorum(1.0)
-    assert sorted(text for text in said(caplog) if "has waited" in text) == [
+    assert sorted(text for text in logged(caplog) if "has waited" in text) == [
         f"rank 0: all_reduce #1 until {policy} has waited 2.0 s for rank 2 (localhost), which has not called it",
         f"rank 1: all_reduce #1 until {policy} has waited 2.0 s for rank 2 (localhost), which is stopped",
     ]
-    assert sum(text.endswith("goes on") for text in said(caplog)) == 2
+    assert sum(text.endswith("goes on") for text in logged(caplog)) == 2
