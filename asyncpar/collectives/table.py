@@ -1,4 +1,4 @@
-"""The operations of one rank: dispatch of frames and link events to them, timeouts, and inquiries."""
+"""The operations of one rank, and the dispatch of frames and link events to them."""
 
 from __future__ import annotations
 
