@@ -584,3 +584,15 @@ class Cancellable:
     def cancel(self, msg: object = None) -> bool:
         self._operation.why_cancelled = why_cancelled(msg)
         return self._future.cancel(msg)
+
+
+def take_turn(operation: Operation) -> Generator[Any, Any, None]:
+    """Let the loop run its other callbacks; if the task is cancelled meanwhile, ``operation`` records the reason."""
+
+    def end() -> None:
+        if not turn.done():
+            turn.set_result(None)
+
+    turn: asyncio.Future[None] = operation.context.loop.create_future()
+    operation.context.loop.call_soon(end)
+    yield from Cancellable(turn, operation).__await__()

@@ -11,6 +11,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled
+from asyncpar.net.arena.driver import Driver
 from asyncpar.testing import local_world
 from asyncpar.testing.blocking_world import blocking_world
 
@@ -108,6 +109,28 @@ async def test_the_other_rank_gets_the_reason(name: str, transport: str) -> None
 
     released = asyncio.Semaphore(0)
     async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
+        await asyncio.gather(*(main(node.world) for node in nodes))
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_deadline_that_passes_in_the_turn_of_the_loop_is_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call lets the loop run before it begins, if that had no turn for a while."""
+
+    async def main(communicator: Communicator) -> None:
+        call = CALLS[name](communicator)
+        if communicator.rank == 1:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await call
+        else:
+            with pytest.raises(PeerCancelled, match=r"rank 1 cancelled it: TimeoutError: its deadline has passed$"):
+                await call
+
+    async with local_world(2, transport="shm") as nodes, asyncio.timeout(30):
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+        monkeypatch.setattr(Driver, "is_turn_due", lambda _driver, _now: True)
         await asyncio.gather(*(main(node.world) for node in nodes))
 
 

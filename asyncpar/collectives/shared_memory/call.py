@@ -11,7 +11,7 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import Call, ended, give_up
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.ledger import hash64
-from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.operation import Operation, take_turn
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.channel import Turn
@@ -192,7 +192,7 @@ class ArenaCall(Call[Any]):
             now = perf_counter()
             if driver.is_turn_due(now):
                 driver.give_turn(now)
-                yield
+                yield from take_turn(operation)
             if group.is_open and not task.is_dead:
                 driver.run(group.run_queue, task)
             if not task.is_done:
