@@ -119,7 +119,7 @@ class ElasticJob:
         self._changes = Broadcast[WorldChange]()
 
     async def __aenter__(self) -> Self:
-        self._source.on_revoked(self._hear_revoked)
+        self._source.on_revoked(self._on_revoked)
         if (termination := TERMINATION.get()) is not None:
             termination.ask_first(self.ask_to_leave)
         return self
@@ -412,7 +412,7 @@ class ElasticJob:
         """Whether a change waits for the end of a step."""
         return self._source.has_pending(self.generation)
 
-    def _hear_revoked(self, generation: int, why: BaseException | None) -> None:
+    def _on_revoked(self, generation: int, why: BaseException | None) -> None:
         if generation <= self._revoked_generation:
             return
         self._revoked_generation, self._why = generation, why

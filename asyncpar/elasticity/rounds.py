@@ -192,14 +192,14 @@ class ElasticRound:
     async def __aenter__(self) -> Self:
         self._meeting = asyncio.create_task(self._meet(), name=f"asyncpar round {self.number}")
         if not self.is_replay:
-            taken = self._contents.done if self._contents.is_known else await self._hear_taken(self._meeting)
+            taken = self._contents.done if self._contents.is_known else await self._receive_taken(self._meeting)
             mine = Portions(self._job.portions, self._job.size).of(self._job.rank)
             self._mine = tuple(portion for portion in mine if portion not in taken)
         self._interruption.begin()
         self._meeting.add_done_callback(self._end_block)
         return self
 
-    async def _hear_taken(self, meeting: asyncio.Task[None]) -> frozenset[int]:
+    async def _receive_taken(self, meeting: asyncio.Task[None]) -> frozenset[int]:
         """Return the portions that the others have, or train; none if the round is over before they show them."""
         self._contents.is_known = True
         try:

@@ -107,11 +107,11 @@ class ElasticStep:
         """
         loss = float(loss)
         self._refuse_pipeline("add")
-        self._machine.may_add(portion)
+        self._machine.require_addable(portion)
         assert self._sum is not None
         packed = self._sum.pack(gradients if self._sharded is None else self._sharded.in_order(gradients))
         self._sum.encode(portion, packed)
-        self._machine.check_add(portion)  # after everything that may be refused, so it can be added again
+        self._machine.record_added(portion)  # after everything that may be refused, so it can be added again
         self._sum.add(portion, packed, loss)
 
     async def reduce(self, op: str = "sum") -> Any:
@@ -351,8 +351,8 @@ class ElasticStep:
                 everyones = await self._job.world.all_gather_object(own)
             except (PeerError, StaleGeneration) as error:  # others know already, and have ended: so does this rank
                 raise DivergedState(
-                    f"step {self.number}: the ranks have not the same state after step {lineage.step - 1}; which ones "
-                    f"differ, those say that ended before this one heard of it: {error}"
+                    f"step {self.number}: the ranks have not the same state after step {lineage.step - 1}; the ranks "
+                    f"that ended before this one name those that differ: {error}"
                 ) from error
             found = [Lineage(step, digest) for step, digest, _ in everyones]
             frozen = describe_frozen([names for _, _, names in everyones])
