@@ -129,7 +129,7 @@ def operation(
                     return getattr(path, attribute)(*bound)
             except Exception as error:
                 refused = self.refuse(
-                    name, error, _telling(self, name, error, refuse, [*given, *named.values()], bound)
+                    name, error, _notifier(self, name, error, refuse, [*given, *named.values()], bound)
                 )
                 if refused is error:
                     raise
@@ -141,7 +141,7 @@ def operation(
     return decorate
 
 
-def _telling(
+def _notifier(
     group: GroupBase,
     name: str,
     error: Exception,

@@ -97,5 +97,5 @@ def test_who_was_started_anew_gives_others_all_the_time_to_come_anew_too() -> No
     first = StoreRendezvous(store, rank=0, size=2, timeout=HOUR, attempt=1)
     first.enter("process 2 on a")
     participants = first.wait_for_ranks(hello(0), CHARTER)
-    with pytest.raises(PeerTimeout, match=r"rank 1 of 2 has not said where to find it within 3600\.0 s"):
+    with pytest.raises(PeerTimeout, match=r"rank 1 of 2 has not published its address within 3600\.0 s"):
         first.exchange(participants, "127.0.0.1:1")

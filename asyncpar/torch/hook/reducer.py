@@ -163,10 +163,10 @@ class HookReducer:
             lines = [str(self._settings), f"step {step.number}", *state.lines()]
         except UsageError as error:
             refusal, lines = error, [f"an error: {error}"]
-        told = {REPLICAS: lines, _NUMBER: [self._number], _KNOWN: [self._number if self._groups else ""]}
-        told[_GONE_ON] = told[_KNOWN] if self._has_completed else [""]
-        exchange = self._over.all_gather_object(told, wanted=dict[str, list[str]])
-        return self._agree(step, given, exchange, state if state is not None else refusal)
+        offer = {REPLICAS: lines, _NUMBER: [self._number], _KNOWN: [self._number if self._groups else ""]}
+        offer[_GONE_ON] = offer[_KNOWN] if self._has_completed else [""]
+        exchange = self._over.all_gather_object(offer, wanted=dict[str, list[str]])
+        return self._agree_on_bucket(step, given, exchange, state if state is not None else refusal)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class HookReducer:
         step.is_closed = given.is_last
         return step
 
-    async def _agree(
+    async def _agree_on_bucket(
         self,
         step: _Step,
         given: HookBucket,

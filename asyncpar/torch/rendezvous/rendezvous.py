@@ -156,10 +156,10 @@ class StoreRendezvous:
             self._deadline = time.monotonic() + self._patience
         self._keys.put("address", self._rank, address)
         if self._rank == 0:
-            addresses = self._wait_for(self._find_addresses, "address", deed="said where to find it")
+            addresses = self._wait_for(self._find_addresses, "address", deed="published its address")
             failure = find_unreachable(participants, [is_loopback(split_address(where)[0]) for where in addresses])
             self._keys.write_end(RendezvousResult(addresses=addresses, failure=failure))
-        return self._wait_for(self._find_end, "address", deed="said where to find it")
+        return self._wait_for(self._find_end, "address", deed="published its address")
 
     def refuse(self, error: BaseException) -> None:
         """Notify the others that this rank has failed with ``error``, unless the rendezvous is over."""

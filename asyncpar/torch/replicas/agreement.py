@@ -36,17 +36,17 @@ class ReducerOffer:
         self._reducer: GradientReducer | None = None
         self._failure: Exception | None = None
         self._ranks: Sequence[int] = ()
-        self._told: dict[str, list[str]] = {ALL: [], _ERROR: [], _NAME: [f"{NAME} {secrets.token_hex(8)}"]}
+        self._offer: dict[str, list[str]] = {ALL: [], _ERROR: [], _NAME: [f"{NAME} {secrets.token_hex(8)}"]}
         self._everyone: Sequence[dict[str, list[str]]] = ()
         try:
-            self._reducer, self._told[ALL] = make()
+            self._reducer, self._offer[ALL] = make()
         except Exception as error:  # noqa: BLE001  # raised by ``take``, when the others know
-            self._failure, self._told[_ERROR] = error, [f"{type(error).__name__}: {error}"]
+            self._failure, self._offer[_ERROR] = error, [f"{type(error).__name__}: {error}"]
 
     def exchange(self, group: ProcessGroup, why: str = "") -> None:
         """Exchange the offers of all ranks; ``why`` is shown if others call something else instead."""
         try:
-            self._everyone = _exchange(group, self._told, why)
+            self._everyone = _exchange(group, self._offer, why)
         except BaseException:
             self._withdraw()
             raise
@@ -99,13 +99,13 @@ def _are_crowded(group: ProcessGroup) -> bool:
     return shares_memory and (os.cpu_count() or 1) < 2 * communicator.size
 
 
-def _exchange(group: ProcessGroup, told: dict[str, list[str]], why: str) -> Sequence[dict[str, list[str]]]:
+def _exchange(group: ProcessGroup, offer: dict[str, list[str]], why: str) -> Sequence[dict[str, list[str]]]:
     communicator = group.communicator
     found: list[dict[str, list[str]]] = []
 
     async def exchange() -> None:
         wanted = dict[str, list[str]]
-        found.extend(await agreeing(communicator, why, lambda: communicator.all_gather_object(told, wanted=wanted)))
+        found.extend(await agreeing(communicator, why, lambda: communicator.all_gather_object(offer, wanted=wanted)))
 
     try:
         group.call(exchange, NAME)

@@ -374,7 +374,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         if before is not None:
             before.release()
 
-    def _agree(self, own: ForwardTurn | None) -> ForwardTurn:
+    def _agree_on_turn(self, own: ForwardTurn | None) -> ForwardTurn:
         """Return the turn of the ranks that have not finished, under ``Join``."""
         turn = agree_on_turn(self.process_group, own)
         divisor = self.process_group.size() if self._divides_by_initial else turn.active
@@ -393,7 +393,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             copies=self._copies_buffers and self._is_copy_due,
         )
         if self._join_config.enable:
-            turn = self._agree(turn)
+            turn = self._agree_on_turn(turn)
         self._prepare(turn, trainable)
         return turn
 
@@ -450,7 +450,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """
         if self._own_gradients is None:
             self._own_gradients = OwnGradients(self._replicas.parameters())
-        turn = self._agree(None)
+        turn = self._agree_on_turn(None)
         self._prepare(turn, self._replicas.trainable())
         if turn.reduces:
             self._current.shadow()

@@ -88,7 +88,7 @@ class _GradientPass:
     order: list[int] = field(default_factory=list)
     begun: int = 0
     """The number of buckets begun."""
-    has_told_order: bool = False
+    has_begun_order: bool = False
     """Whether it has begun exchanging the order of gradients."""
     works: list[Waitable] = field(default_factory=list)
 
@@ -287,15 +287,15 @@ class GradientReducer:
                 self.comm_hook.begin_pass()
             owed = self.comm_hook.fail(len(self._plan.buckets)) + self._settings.finds_unused
         elif self.hook is None:
-            tells = self.tuning is not None and self.tuning.tells(self._passes)
-            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._settings.finds_unused + tells
+            has_figures = self.tuning is not None and self.tuning.exchanges_figures(self._passes)
+            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._settings.finds_unused + has_figures
         else:
             owed = len(self._sparse) + self._settings.finds_unused
             self._refuse_buckets(self.hook, begun + taken, error)
             taken = max(0, begun + taken - len(self._plan.buckets))
         for _ in range(owed - taken):
             self._refuse(error)
-        self._lose_pass(error, owes_order=done is None or not done.has_told_order)
+        self._lose_pass(error, owes_order=done is None or not done.has_begun_order)
 
     # -- in a backward pass ------------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class GradientReducer:
             sums = [self._begin_sparse(now, each) for each in self._sparse]
             use = self._begin_use(now) if self._settings.finds_unused else None
             order = None if self._has_order else self._begin_order(now, absent)
-            told = self._begin_telling(now)
+            figures = self._begin_figures(now)
         except BaseException as error:
             self.fail(error)
             raise
@@ -377,12 +377,12 @@ class GradientReducer:
             wait_for_all(now.works)
         except BaseException as error:
             self._meter.end(EventState.FAILED)
-            self._lose_pass(error, owes_order=not now.has_told_order)
+            self._lose_pass(error, owes_order=not now.has_begun_order)
             raise
         self._meter.end()
         self.times.is_over()
         self._last_order, self._last_absent = now.order, absent
-        self._tune(told)
+        self._tune(figures)
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
         used = self._expected_use() if now.is_shadow else self._used
@@ -426,27 +426,27 @@ class GradientReducer:
     def _bucket_bytes(self) -> int:
         return self._settings.bucket_bytes if self.tuning is None else self.tuning.bucket_bytes
 
-    def _begin_telling(self, now: _GradientPass) -> NDArray[Any] | None:
+    def _begin_figures(self, now: _GradientPass) -> NDArray[Any] | None:
         """Start exchanging the figures of the previous pass, if it was measured; return the array for those of all."""
-        if self.tuning is None or not self.tuning.tells(self._passes):
+        if self.tuning is None or not self.tuning.exchanges_figures(self._passes):
             return None
-        communicator, own = self.group.communicator, self.tuning.told()
-        told = np.zeros((communicator.size, own.size))
+        communicator, own = self.group.communicator, self.tuning.own_message()
+        figures = np.zeros((communicator.size, own.size))
         now.works.append(
             self.group.start(
-                lambda: communicator.all_gather(own, out=told), (), operation="all_gather", options=_AT_ONCE
+                lambda: communicator.all_gather(own, out=figures), (), operation="all_gather", options=_AT_ONCE
             )
         )
-        return told
+        return figures
 
-    def _tune(self, told: NDArray[Any] | None) -> None:
+    def _tune(self, figures: NDArray[Any] | None) -> None:
         """Process the figures that ranks exchanged in the finished pass, or measure the pass."""
         if self.tuning is None:
             return
-        if told is None:
+        if figures is None:
             self.tuning.measure()
             return
-        self.tuning.hear(told)
+        self.tuning.receive(figures)
         self._replan()
 
     def _forget_tuning(self) -> None:
@@ -639,7 +639,7 @@ class GradientReducer:
         words[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
         words[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
         now.works.append(self._begin(words, "max", [], key=self._order_key))
-        now.has_told_order = True
+        now.has_begun_order = True
         return words
 
     def _learn(self, words: NDArray[Any]) -> NDArray[Any]:
