@@ -118,11 +118,13 @@ def _checked(
 async def _save(group: CheckpointGroup, request: Request) -> Saved:
     saving = Saving(request=request, rank=group.rank)
     try:
-        prepared = await group.agree(saving.prepare, wanted=SavePlan)
+        prepared = await group.run_on_all(saving.prepare, wanted=SavePlan)
         check_terms([each.terms for each in prepared])
-        written = await group.agree(lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int])
+        written = await group.run_on_all(
+            lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int]
+        )
         stamps = [stamp for stamp, _ in written]
-        ends = await group.agree(
+        ends = await group.run_on_all(
             lambda progress: saving.complete(stamps, progress), wanted=tuple[list[str], str | None]
         )
     finally:

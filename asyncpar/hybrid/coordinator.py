@@ -391,7 +391,7 @@ class ThreeDParallelismCoordinator:
         self._was_taken = plan.was_taken
 
     async def _take(self, verdict: StepVerdict, rate: float) -> None:
-        """Take the step, or skip it; even after a failure, ``steps`` tells whether it was taken."""
+        """Take the step, or skip it; even after a failure, ``steps`` shows whether it was taken."""
         if verdict.is_finite:
             updates = self._session.assembly.flow.step_count
             try:

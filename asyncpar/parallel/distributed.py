@@ -197,7 +197,7 @@ class DistributedDataParallel:
         self._worker = WorkerThread(f"compute {self.device}")
         overlaps = self.mode.is_synchronous and not self.config.delay_all_reduce
         if overlaps and communicator.size > 1 and communicator.rank == 0:
-            self._model.tell_if_late()
+            self._model.warn_if_late()
         return self
 
     async def close(self, *, failed: bool = False, cause: BaseException | None = None) -> None:

@@ -42,7 +42,7 @@ from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.row_sum import RowSums
 from asyncpar.zero.share import StatePiece, describe, pieces_of, restore_pieces
 from asyncpar.zero.step_state import EnginePhase, StepState
-from asyncpar.zero.stepping import OwnedUpdate, StepAgreement, gather_values, global_norm
+from asyncpar.zero.stepping import CommitVote, OwnedUpdate, gather_values, global_norm
 
 T = TypeVar("T")
 
@@ -268,14 +268,14 @@ class ZeroEngine:
         async with self._recovery.all_or_none("step"):
             if gatherer is not None:
                 await gatherer.forget_prefetched()
-            agreement = StepAgreement(
+            vote = CommitVote(
                 self._means,
                 step=self.step_count,
                 learning_rate=learning_rate,
                 factor=self.factor,
                 is_finite=await self._looked_at(self.is_finite),
             )
-            objection = await agreement.run()
+            objection = await vote.run()
         if objection is not None:
             raise objection
         update = self._begin_update(learning_rate)

@@ -34,7 +34,7 @@ async def global_norm(means: Means, own: float) -> float:
     return math.sqrt(combined(rows[:, 0].tolist()))
 
 
-class StepAgreement:
+class CommitVote:
     """An exchange in which replicas announce the step that they are about to take.
 
     They send its number, rate and scale, and a checksum of frozen parameters, negative if gradients are not finite.  If
