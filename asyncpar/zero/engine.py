@@ -214,7 +214,7 @@ class ZeroEngine:
         """
         self._state.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
-            own = await self._looked_at(lambda: self.squared_norm(without=without))
+            own = await self._read_gradients(lambda: self.squared_norm(without=without))
             return await global_norm(self._means, own)
 
     def is_finite(self) -> bool:
@@ -239,11 +239,11 @@ class ZeroEngine:
             raise UsageError(f"factor: expected a finite number, got {factor}")
         self.factor *= factor
 
-    async def _looked_at(self, look: Callable[[], T]) -> T:
-        """Return the result of ``look`` at the gradients, without blocking the loop."""
+    async def _read_gradients(self, read: Callable[[], T]) -> T:
+        """Return the result of ``read``, which reads all gradients, without blocking the loop."""
         found: list[T] = []
         nbytes = sum(share.own_gradient.nbytes for share in self._means.shares)
-        await off_loop(lambda: found.append(look()), nbytes=nbytes)
+        await off_loop(lambda: found.append(read()), nbytes=nbytes)
         return found[0]
 
     def zero_grad(self) -> None:
@@ -273,7 +273,7 @@ class ZeroEngine:
                 step=self.step_count,
                 learning_rate=learning_rate,
                 factor=self.factor,
-                is_finite=await self._looked_at(self.is_finite),
+                is_finite=await self._read_gradients(self.is_finite),
             )
             objection = await vote.run()
         if objection is not None:

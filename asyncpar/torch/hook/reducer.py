@@ -262,7 +262,7 @@ class HookReducer:
                     await self._make_scheme(groups, state, resolved)
             if state.lossy is not None:
                 return state.lossy
-        return UncompressedSum(state.bucket, groups.own, looks=not settings.is_lossless)
+        return UncompressedSum(state.bucket, groups.own, checks_finite=not settings.is_lossless)
 
     async def _make_scheme(self, groups: _HookGroups, state: BucketState, resolved: Resolved) -> None:
         """Make the scheme of ``state``.  A rank that fails notifies the others, which would otherwise wait for it."""

@@ -57,7 +57,7 @@ _STORE_MARGIN = 10.0
 _NOTICE_SECONDS = 2.0
 """Seconds for which a failed rank tries to notify the others."""
 
-_END_LOOKS, _END_PAUSE = 10, 0.02
+_END_CHECKS, _END_PAUSE = 10, 0.02
 """How often, and at what intervals in seconds, a rank whose store fails checks whether another one has ended."""
 
 _lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
@@ -217,7 +217,7 @@ class _RendezvousRank:
 
 async def _end_behind(rendezvous: StoreRendezvous) -> PeerLost | None:
     """Return the error for the rank that held the store, if its process ends shortly after its sockets."""
-    for _ in range(_END_LOOKS):
+    for _ in range(_END_CHECKS):
         lost = rendezvous.find_ended()
         if lost is not None:
             return lost

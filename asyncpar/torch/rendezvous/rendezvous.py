@@ -194,7 +194,7 @@ class StoreRendezvous:
             raise RendezvousStopped
 
     def _watch_neighbours(self) -> None:
-        gone = self._neighbours.look()
+        gone = self._neighbours.check()
         if gone is not None:
             self._refuse(ended(gone))
 
