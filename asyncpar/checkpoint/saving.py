@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncpar.checkpoint.catalog import Catalog, choose, encode_holdings
 from asyncpar.checkpoint.files import FileSystem, LocalFiles
-from asyncpar.checkpoint.folder import MOST_STEPS, folder_name, remove_old, tidy, translated
+from asyncpar.checkpoint.folder import MOST_STEPS, clean_up, folder_name, remove_old, translated
 from asyncpar.checkpoint.format import load_safetensors
 from asyncpar.checkpoint.group import CheckpointGroup
 from asyncpar.checkpoint.manifest import (
@@ -274,7 +274,7 @@ class Saving:
             if self._is_closed:
                 self._held.close()
                 raise Stopped
-            tidy(request.folder, files)
+            clean_up(request.folder, files)
             if files.has_folder(request.path):
                 raise CheckpointError(f"{request.path} is there already: remove it, or save another step")
             temporary = f"{request.path.name}.saving-{secrets.token_hex(8)}"

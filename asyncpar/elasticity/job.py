@@ -299,7 +299,7 @@ class ElasticJob:
             return
         if not donors:
             self.shelf.attach(state)
-            await self._come_in(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
+            await self._bring_up_first(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
             return
         self._node = await start_node(attach_alone(Serving(), None))
         for attempt in range(HEALINGS):
@@ -362,7 +362,7 @@ class ElasticJob:
                     if not await self._is_caught_up(membership):  # they repeat a step that was repeated here
                         raise PeerLost("healing: the others have not committed the last step", cause="an aborted step")
                     others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
-                    await self._come_in(membership)
+                    await self._bring_up_first(membership)
                     return
                 coming = asyncio.ensure_future(healing.update(state.step + 1))  # while this one is repeated
                 if update.flats and not self.pool.has_memory:
@@ -511,7 +511,7 @@ class ElasticJob:
         """Decide whether this newcomer has the state from which the world of ``membership`` goes on."""
         return membership.lineage == await self.current_state.lineage()
 
-    async def _come_in(self, membership: Membership) -> None:
+    async def _bring_up_first(self, membership: Membership) -> None:
         """Bring up the first world, or its successor if it is over before it has begun."""
         while not await self._has_taken(membership):
             following = await self._next(None)

@@ -237,7 +237,7 @@ class ElasticRound:
                 found = own = cancelled
         if self._interruption.end() and found is not None:
             own = program_errors(found, self._job.is_world_over, is_interrupted=True)
-        elif found is not None and own is None and self._is_futile():
+        elif found is not None and own is None and self._count_futile():
             own = found
         if own is None:
             meeting.result()
@@ -250,8 +250,8 @@ class ElasticRound:
             raise own
         return False
 
-    def _is_futile(self) -> bool:
-        """Count a block that ended with the end of a world although none has ended: the program may be at fault."""
+    def _count_futile(self) -> bool:
+        """Count a block that ended with a world although none has ended; return whether the program is at fault."""
         self._contents.futile = 0 if self.change is not None else self._contents.futile + 1
         return self._contents.futile > MOST_FUTILE
 

@@ -23,7 +23,7 @@ from asyncpar.gradsync import (
 )
 from asyncpar.parallel.averaging import GradientAveraging
 from asyncpar.parallel.checked_model import CheckedModel
-from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode, check_free, of_no_use
+from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode, check_free, unused_setting
 from asyncpar.parallel.gossip import UpdateGossip
 from asyncpar.parallel.module import (
     Array,
@@ -264,7 +264,7 @@ class DistributedDataParallel:
         Raises ``UsageError`` for an invalid size, and unless synchronous.
         """
         if not self.mode.is_synchronous:
-            raise of_no_use("bucket_size", self.mode, nbytes)
+            raise unused_setting("bucket_size", self.mode, nbytes)
         self._averaging.set_bucket_size(nbytes)
 
     @property
@@ -399,7 +399,7 @@ class DistributedDataParallel:
         """
         if self._gossip is not None:
             if divide_by_initial_world_size:
-                raise of_no_use("divide_by_initial_world_size", self.mode, True)
+                raise unused_setting("divide_by_initial_world_size", self.mode, True)
             yield
             await self.settle()
             return

@@ -327,10 +327,10 @@ class GroupBase(dist.ProcessGroup):
         elif is_through and self.communicator.size > 1:
             with suppress(AsyncparError, TimeoutError):  # a rank that does not come needs nothing, or has its own error
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await self._meet_at_the_end()
+                    await self._wait_until_all_leave()
         await self.node.stop()
 
-    async def _meet_at_the_end(self) -> None:
+    async def _wait_until_all_leave(self) -> None:
         """Wait until all ranks leave; notify those that do not come soon that they need not wait for this one."""
         farewell = asyncio.ensure_future(self.communicator.barrier(key="torch farewell"))
         try:

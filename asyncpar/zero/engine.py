@@ -318,7 +318,7 @@ class ZeroEngine:
         """Abort the step on all replicas, and the next ``resume``, in which this one takes no part.  Does not wait."""
         self._state.check_prepared("leave")
         await self._recovery.break_off(why)
-        self._recovery.stay_away(0)
+        self._recovery.abort_meeting(0)
 
     async def catch_up(self, learning_rate: float) -> None:
         """Take, on this rank alone, the step that the other replicas have taken with these gradients.
@@ -451,7 +451,7 @@ class ZeroEngine:
             restore_pieces((share.held for share in self._means.shares), arrays)
         except UsageError:
             await self._recovery.break_off("restore")
-            self._recovery.stay_away(attempt)
+            self._recovery.abort_meeting(attempt)
             raise
         self.step_count = step_count
         restore_skipped((share.range for share in self._means.shares), skipped or {})

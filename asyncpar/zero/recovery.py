@@ -86,7 +86,7 @@ class Recovery:
                 rank=rank,
             )
 
-    def stay_away(self, attempt: int) -> None:
+    def abort_meeting(self, attempt: int) -> None:
         """Abort the meeting on all ranks.  Does not wait."""
         self._meeting(0, attempt).close()
 

@@ -163,7 +163,7 @@ def ended(rank: int) -> RendezvousFailure:
     return RendezvousFailure(kind=RendezvousFailureKind.FAILED, message=message, ranks=(rank,))
 
 
-def came_twice(rank: int, places: Sequence[str]) -> RendezvousFailure:
+def duplicated(rank: int, places: Sequence[str]) -> RendezvousFailure:
     """Return the failure that ``rank`` is present at each of ``places``."""
     message = f"rank: {rank} came twice, as {', and as '.join(places)}; each rank needs a number of its own"
     return RendezvousFailure(kind=RendezvousFailureKind.TWICE, message=message, ranks=(rank,))

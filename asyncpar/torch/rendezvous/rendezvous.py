@@ -46,7 +46,7 @@ from asyncpar.torch.rendezvous.messages import (
     WorldIdentity,
     abandoned,
     absent,
-    came_twice,
+    duplicated,
     encode,
     ended,
     error_of,
@@ -240,7 +240,7 @@ class StoreRendezvous:
     def _find_addresses(self) -> tuple[str, ...] | None:
         self._find_end()
         ranks = range(self._size)
-        if not self._keys.have_all("address", ranks):
+        if not self._keys.has_all("address", ranks):
             return None
         return tuple(self._keys.get("address", rank) or "" for rank in ranks)
 
@@ -290,7 +290,7 @@ class StoreRendezvous:
     def _answer_duplicate(self) -> None:
         other = self._keys.get("duplicate", self._rank)
         if other is not None:
-            self._refuse(came_twice(self._rank, [self._process, other]))
+            self._refuse(duplicated(self._rank, [self._process, other]))
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class StoreRendezvous:
         """Wait a moment until all ranks have read the result, since the store may vanish with this process."""
         begun = time.monotonic()
         came = set(self._keys.find("hello", range(self._size))) - {self._neighbours.find_ended()}
-        while not self._keys.have_all("left", came) and time.monotonic() < begun + _LEAVE_SECONDS:
+        while not self._keys.has_all("left", came) and time.monotonic() < begun + _LEAVE_SECONDS:
             if self._is_stopped.wait(self._pause_after(begun)):
                 return
 
