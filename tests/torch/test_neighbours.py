@@ -101,16 +101,16 @@ def test_a_stopped_rank_is_told_of_once(child: Child, caplog: pytest.LogCaptureF
     ]
 
 
-@pytest.mark.parametrize("has_said_hello", [False, True])
+@pytest.mark.parametrize("has_sent_hello", [False, True])
 async def test_a_rank_that_ends_before_the_world_is_complete_is_named_on_all_at_once(
-    child: Child, *, has_said_hello: bool
+    child: Child, *, has_sent_hello: bool
 ) -> None:
     store = dist.HashStore()
     there = RendezvousStore(dist.PrefixStore("default_pg", store), 1)
     Neighbours(there, Neighbour(rank=1, process=child.mark, attempt=0))
     waiting = [start(store, 0, 3), start(store, 2, 3)]
     await seen(store, "asyncpar/1/hello/0", "asyncpar/1/hello/2")
-    if has_said_hello:
+    if has_sent_hello:
         there.put("hello", 1, encode(replace(there.message("hello", 0, RankHello), rank=1)))
         await seen(store, "asyncpar/1/address/0", "asyncpar/1/address/2")
     child.kill(is_reaped=True)

@@ -222,7 +222,7 @@ async def test_a_rank_that_is_cancelled_ends_at_once_and_so_do_the_others() -> N
 
 
 class HungStore:
-    """A store that does not answer before it is told to."""
+    """A store that does not answer until the test lets it."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
