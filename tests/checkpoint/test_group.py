@@ -1,4 +1,4 @@
-"""Work that all ranks do at once: all hear how it ended, and nobody goes on for nothing."""
+"""Work that all ranks do at once: all learn how it ended, and no rank continues in vain."""
 
 from __future__ import annotations
 

@@ -150,12 +150,12 @@ class World:
             self.done[rank] += 1
             self.left[rank] -= 1
             self.feed(rank, StepDone())
-            self.tell(rank, PeerStepped(rank, self.clocks[rank].steps))
+            self.announce(rank, PeerStepped(rank, self.clocks[rank].steps))
         else:
             self.state[rank] = "waiting" if self.left[rank] else "settling"
             self.feed(rank, StepWanted() if self.left[rank] else SettleWanted())
 
-    def tell(self, rank: int, event: Event) -> None:
+    def announce(self, rank: int, event: Event) -> None:
         for other in range(self.size):
             if other != rank:
                 self.under_way[rank, other].append(event)
@@ -168,7 +168,7 @@ class World:
                     self.state[rank] = "running"
                     self.check(rank)
                 case AnnounceSettling(steps):
-                    self.tell(rank, PeerSettling(rank, steps))
+                    self.announce(rank, PeerSettling(rank, steps))
                 case Settled():
                     assert self.state[rank] == "settling"
                     self.rounds[rank] += 1

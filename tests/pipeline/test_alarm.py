@@ -458,7 +458,7 @@ def test_a_deadline_around_the_block_still_works() -> None:
     assert isinstance(one, StepFailed)
 
 
-# -- what ranks tell each other in a block -----------------------------------------------------------------------------
+# -- exchanges of ranks in a block ------------------------------------------------------------------------------------
 
 
 def test_ranks_exchange_values_within_a_block() -> None:

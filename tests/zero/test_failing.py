@@ -72,7 +72,7 @@ async def test_a_rank_may_be_cancelled_at_any_moment(size: int, stage: ZeROStage
 
 
 async def come_together(made: Sequence[ZeroEngine]) -> bool:
-    """Resume on all ranks; where some have taken a step that others have not, all must say so."""
+    """Resume on all ranks; where some have taken a step that others have not, all must report it."""
     results = await outcomes(made, ZeroEngine.resume)
     if results == [None] * len(made):
         return True
@@ -408,7 +408,7 @@ async def compute_and_reduce(replica: Replica) -> None:
 
 
 async def training(replica: Replica) -> None:
-    """A step as a training loop takes it, which tells the others when it fails."""
+    """A step as a training loop takes it, which notifies the others when it fails."""
     try:
         await compute_and_reduce(replica)
     except BaseException:
