@@ -85,7 +85,7 @@ def describe_divergence(lineages: Sequence[Lineage], hosts: Sequence[str]) -> st
     odd = [rank for rank, lineage in enumerate(lineages) if lineage != usual]
     shown = ", ".join(f"rank {rank}: step {each.step} {each.digest.hex()}" for rank, each in enumerate(lineages))
     if 2 * count <= len(lineages):
-        return f"the ranks have not the same state: {shown}"
+        return f"the ranks differ in state: {shown}"
     named = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in odd)
     verb = "has" if len(odd) == 1 else "have"
     return (

@@ -351,7 +351,7 @@ class ElasticStep:
                 everyones = await self._job.world.all_gather_object(own)
             except (PeerError, StaleGeneration) as error:  # others know already, and have ended: so does this rank
                 raise DivergedState(
-                    f"step {self.number}: the ranks have not the same state after step {lineage.step - 1}; the ranks "
+                    f"step {self.number}: the ranks differ in state after step {lineage.step - 1}; the ranks "
                     f"that ended before this one name those that differ: {error}"
                 ) from error
             found = [Lineage(step, digest) for step, digest, _ in everyones]

@@ -103,7 +103,9 @@ class UpdateExchange:
         try:
             await self._ask(SettleWanted())
         except BaseException as error:
-            self._failure = self._failure or AsyncparError(f"settle: given up before all had come as far ({error!r})")
+            self._failure = self._failure or AsyncparError(
+                f"settle: given up before all had made the same progress ({error!r})"
+            )
             raise
 
     async def take_arrived(self) -> AsyncUpdate | None:

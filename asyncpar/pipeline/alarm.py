@@ -203,7 +203,7 @@ class StepAlarm:
     def _take(self, mailing: Mailing) -> None:
         content = mailing.notice or mailing.word
         if content is None or not 0 <= content.sender < self._group.size:
-            self._take_error(ProtocolError("what has come through the channel of an alarm is nothing that ranks send"))
+            self._take_error(ProtocolError("the channel of an alarm received a message that ranks do not send"))
         elif isinstance(content, Word):
             if content.block >= self._number:
                 self._words.setdefault((content.block, content.topic), {})[content.sender] = content.value

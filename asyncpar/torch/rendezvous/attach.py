@@ -284,7 +284,7 @@ def choose_bind(participants: Participants, environment: Mapping[str, str], stor
         return route_to(resolve(known))
     except OSError as error:
         raise UsageError(
-            f"{_BIND}: rank {rank} on {own.host} finds no way to {known}, where ranks of other hosts are "
+            f"{_BIND}: rank {rank} on {own.host} finds no route to {known}, where ranks of other hosts are "
             f"({os_reason(error)}); set it to the address by which other hosts reach {own.host}"
         ) from error
 

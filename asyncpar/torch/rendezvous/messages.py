@@ -110,7 +110,7 @@ def decode(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"the store holds something that is no {kind.__name__}: {error}") from error
+        raise ProtocolError(f"the store holds a value that is no {kind.__name__}: {error}") from error
 
 
 def find_disagreement(hellos: Sequence[RankHello]) -> RendezvousFailure | None:
@@ -172,7 +172,7 @@ def duplicated(rank: int, places: Sequence[str]) -> RendezvousFailure:
 def abandoned(rank: int) -> RendezvousFailure:
     """Return the failure that ``rank`` was present, but is not any more."""
     return RendezvousFailure(
-        kind=RendezvousFailureKind.ABANDONED, message=f"rank {rank} was there and answers no more", ranks=(rank,)
+        kind=RendezvousFailureKind.ABANDONED, message=f"rank {rank} was present and no longer answers", ranks=(rank,)
     )
 
 
