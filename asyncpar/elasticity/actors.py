@@ -214,26 +214,26 @@ class ElasticActors(JobActors):
         names = dict.fromkeys([*self._plans, *snapshots])
         held = [[name, snapshots.version(name), living[name].lives_since if name in living else -1] for name in names]
         failures = {name: asdict(known) for name, known in self._lives.failures().items()}
-        everyones = await node.world.all_gather_object([self._identity, mine, held, failures], key=KEY)
-        for rank, (_, declared, _, _) in enumerate(everyones):
+        gathered = await node.world.all_gather_object([self._identity, mine, held, failures], key=KEY)
+        for rank, (_, declared, _, _) in enumerate(gathered):
             if declared != mine:
                 raise OperationMismatch(
                     f"actors: rank {node.rank} has declared {[row[0] for row in mine]}, and rank {rank} "
                     f"{[row[0] for row in declared]}; declare the same on all ranks, in one order"
                 )
-        self._adopt_failures([failures for *_, failures in everyones])
+        self._adopt_failures([failures for *_, failures in gathered])
         return [
             RankActors(
                 identity=identity,
                 held=tuple(HeldActor(name=name, version=version, lives_since=since) for name, version, since in rows),
             )
-            for identity, _, rows, _ in everyones
+            for identity, _, rows, _ in gathered
         ]
 
-    def _adopt_failures(self, everyones: list[dict[str, dict[str, Any]]]) -> None:
+    def _adopt_failures(self, gathered: list[dict[str, dict[str, Any]]]) -> None:
         """Adopt the records of failures of actors: for each, that of the rank which saw the last failure."""
         known: dict[str, list[ActorFailures]] = {}
-        for one in everyones:
+        for one in gathered:
             for name, fields in one.items():
                 failures = ActorFailures(**{**fields, "ages": tuple(fields["ages"])})
                 known.setdefault(name, []).append(failures)

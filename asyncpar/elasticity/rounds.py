@@ -342,9 +342,9 @@ class ElasticRound:
         kinds = self._workers.sent_kinds
         places = [(name, move.part) for move in moves for name in kinds]
         losses = np.array([contents.losses.get(portion, 0.0) for portion in range(count)])
-        everyones = await world.all_gather(losses)
+        gathered = await world.all_gather(losses)
         came = await transfer(world, moves, places, kinds, lambda place: contents.held[place[1]][place[0]])
         for move in moves:
             if move.dest == world.rank:
                 contents.held[move.part] = {name: came[name, move.part] for name in kinds}
-                contents.losses[move.part] = float(everyones[move.source, move.part])
+                contents.losses[move.part] = float(gathered[move.source, move.part])

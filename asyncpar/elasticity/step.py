@@ -348,14 +348,14 @@ class ElasticStep:
             self._interruption.forbid()  # all ranks know, and end; that others are gone first is no change of the world
             own = [lineage.step, lineage.digest, self._job.current_state.frozen]
             try:
-                everyones = await self._job.world.all_gather_object(own)
+                gathered = await self._job.world.all_gather_object(own)
             except (PeerError, StaleGeneration) as error:  # others know already, and have ended: so does this rank
                 raise DivergedState(
                     f"step {self.number}: the ranks differ in state after step {lineage.step - 1}; the ranks "
                     f"that ended before this one name those that differ: {error}"
                 ) from error
-            found = [Lineage(step, digest) for step, digest, _ in everyones]
-            frozen = describe_frozen([names for _, _, names in everyones])
+            found = [Lineage(step, digest) for step, digest, _ in gathered]
+            frozen = describe_frozen([names for _, _, names in gathered])
             raise DivergedState(f"step {self.number}: {describe_divergence(found, self._job.hosts)}{frozen}")
         return vote
 

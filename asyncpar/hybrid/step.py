@@ -260,9 +260,9 @@ class StepRunner:
     async def _refuse_frozen(self, own: FrozenSet) -> None:
         """Raise ``UsageError``, with the same text on all ranks, naming the parameters that are frozen on each."""
         world = self._assembly.groups.world
-        everyones = await world.all_gather_object(list(own.names), key=self._name("frozen"), wanted=list[str])
+        gathered = await world.all_gather_object(list(own.names), key=self._name("frozen"), wanted=list[str])
         found = (
-            f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in zip(world.ranks, everyones, strict=True)
+            f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in zip(world.ranks, gathered, strict=True)
         )
         raise UsageError(
             "requires_grad: expected the same parameters to be frozen on all ranks of a stage, and tied ones on both "

@@ -197,16 +197,16 @@ class HookReducer:
     ) -> None:
         """Reduce a new bucket once all ranks have described it equally."""
         try:
-            everything = await exchange
+            offers = await exchange
             if isinstance(state, UsageError):
                 raise state
-            difference = find_difference(everything, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
+            difference = find_difference(offers, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
             if difference is None:
-                difference = _find_other_hook(everything, self._over.ranks, step.number)
+                difference = _find_other_hook(offers, self._over.ranks, step.number)
             if difference is not None:
                 raise SettingsDiffer(str(difference))
             if self._groups is None:
-                (self._number,) = everything[0][_NUMBER]
+                (self._number,) = offers[0][_NUMBER]
                 self._groups = _HookGroups.of(self._over, self._number)
         except BaseException:
             step.under_way -= 1
@@ -334,14 +334,14 @@ class HookReducer:
         return run.times
 
 
-def _find_other_hook(everything: Sequence[Lines], names: Sequence[int], step: int) -> Difference | None:
+def _find_other_hook(offers: Sequence[Lines], names: Sequence[int], step: int) -> Difference | None:
     """Return a difference if some rank has a new hook, or another one, where the hook of other ranks goes on.
 
     In a first step that failed some ranks may have learnt the number of the hook, or completed the step, and others
     not.  No rank completes a step before all know the number.
     """
-    numbers = [one[_KNOWN][0] for one in everything]
-    goes_on = any(one[_GONE_ON][0] for one in everything)
+    numbers = [one[_KNOWN][0] for one in offers]
+    goes_on = any(one[_GONE_ON][0] for one in offers)
     first = next((rank for rank, number in enumerate(numbers) if number), 0)
     for rank, number in enumerate(numbers):
         if number != numbers[first] and (number or goes_on):

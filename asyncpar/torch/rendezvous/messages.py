@@ -144,10 +144,10 @@ def find_unreachable(participants: Participants, are_loopback: Sequence[bool]) -
     return RendezvousFailure(kind=RendezvousFailureKind.USAGE, message=message, ranks=(near.rank, far.rank))
 
 
-def absent(missing: Sequence[int], *, size: int, timeout: float, deed: str) -> RendezvousFailure:
-    """Return the failure that ``missing``, of ``size`` ranks, have not done ``deed`` in time."""
+def absent(missing: Sequence[int], *, size: int, timeout: float, done: str) -> RendezvousFailure:
+    """Return the failure of ``missing``, of ``size`` ranks, which have not ``done`` their part in time."""
     have = "has" if len(missing) == 1 else "have"
-    message = f"{name_ranks(missing)} of {size} {have} not {deed} within {timeout:.1f} s"
+    message = f"{name_ranks(missing)} of {size} {have} not {done} within {timeout:.1f} s"
     return RendezvousFailure(kind=RendezvousFailureKind.ABSENT, message=message, ranks=tuple(missing))
 
 

@@ -268,7 +268,7 @@ class GradientReducer:
     def fail(self, error: BaseException, *, taken: int = 0) -> None:
         """End the rest of this rank's step on all ranks, with the reason ``error``.
 
-        ``taken`` places of operations that reduce buckets or exchange words were taken by others.
+        ``taken`` places of operations that reduce buckets or exchange figures were taken by others.
         """
         done, self._pass = self._pass, None
         self._end = None
@@ -632,20 +632,20 @@ class GradientReducer:
     def _begin_order(self, now: _GradientPass, absent: Sequence[int]) -> NDArray[Any]:
         """Start exchanging the use of parameters, and the order and numbers of gradients, in four parts of an array."""
         count = len(self.replicated)
-        words = np.zeros(4 * count, np.int32)
-        words[:count] = self._used
+        message = np.zeros(4 * count, np.int32)
+        message[:count] = self._used
         if self.group.communicator.rank == self._source:
-            words[count : 2 * count] = [*now.order, *absent]
-        words[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
-        words[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
-        now.works.append(self._begin(words, "max", [], key=self._order_key))
+            message[count : 2 * count] = [*now.order, *absent]
+        message[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
+        message[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
+        now.works.append(self._begin(message, "max", [], key=self._order_key))
         now.has_begun_order = True
-        return words
+        return message
 
-    def _learn(self, words: NDArray[Any]) -> NDArray[Any]:
+    def _learn(self, message: NDArray[Any]) -> NDArray[Any]:
         """Process the agreement of the ranks; return the parameters that were used on some rank."""
         count = len(self.replicated)
-        order, most, least = words[count : 2 * count], words[2 * count : 3 * count], -words[3 * count :]
+        order, most, least = message[count : 2 * count], message[2 * count : 3 * count], -message[3 * count :]
         if self._settings.is_static:
             odd = np.flatnonzero(most != least)
             if len(odd):
@@ -658,7 +658,7 @@ class GradientReducer:
         self._order = [self.replicated[index].name for index in order]
         self._replan()
         self._describe_again()
-        return words[:count]
+        return message[:count]
 
     def _lose_pass(self, error: BaseException, *, owes_order: bool) -> None:
         """Return to what all ranks know, after ``error`` has ended a pass here.
