@@ -57,7 +57,7 @@ class SnapshotDescription:
 class StepUpdate:
     """The result of the reduction of step ``number``: the flat sums, their layout, and the sum of the losses.
 
-    Of a sharded state there are the checksums of its parts after the step, too; ``is_updated`` says whether its
+    Of a sharded state there are the checksums of its parts after the step, too; ``is_updated`` shows whether its
     optimizer was updated, and ``values`` are then those of all parameters, unless they are sharded as well.
     """
 

@@ -99,7 +99,7 @@ class ElasticRound:
 
     Train each of ``portions`` in ``with round.worker(portion) as worker`` for ``steps`` inner steps, and let the event
     loop run now and then (``await asyncio.sleep(0)``, or compute in a thread).  When the block ends, or is ended
-    because the others have gone on, ``is_committed`` says whether there was an outer step, ``contributed`` is the
+    because the others have gone on, ``is_committed`` shows whether there was an outer step, ``contributed`` is the
     number of portions in it, ``dropped`` the number of those that were not.  Without an outer step the same number is
     repeated.
     """

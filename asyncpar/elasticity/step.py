@@ -42,7 +42,7 @@ Reduced: TypeAlias = "dict[str, Array] | list[Array] | ShardedGradients"
 class ElasticStep:
     """Step ``number`` of a run, in the current world: use as ``async with step``.
 
-    When the block ends, the step is committed on all ranks or on none; ``is_committed`` says which.  If the world
+    When the block ends, the step is committed on all ranks or on none; ``is_committed`` shows which.  If the world
     changed, the block ends early (with ``WorldChanged``, or its task is cancelled for a moment), the next world is
     there when ``async with`` is left, ``change`` describes it, and an aborted step is repeated with the same number.
     ``is_replay``: this rank is a newcomer and repeats a step that the others have committed; it has no portions, and

@@ -23,11 +23,11 @@ from asyncpar.torch.errors import as_torch
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.instrumentation import not_traced, stepped_over
 from asyncpar.torch.process_group import ProcessGroup, own_group
-from asyncpar.torch.replicas.agreement import NAME, ReducerOffer, find_bucket_bytes
 from asyncpar.torch.replicas.comm_hook import CommHook
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.joining import ForwardTurn, OwnGradients, ReplicaJoinHook, agree_on_turn, find_last
 from asyncpar.torch.replicas.logging_data import LoggingData, describe_place
+from asyncpar.torch.replicas.offer import NAME, ReducerOffer, find_bucket_bytes
 from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
 from asyncpar.torch.replicas.replicated_module import ReplicatedModule

@@ -1,4 +1,4 @@
-"""Agreement of ranks on a reducer: each makes its own, and all know that they are equal before the first use."""
+"""Offers of reducers: each rank makes its own, and all know that they are equal before the first use."""
 
 from __future__ import annotations
 
