@@ -78,7 +78,7 @@ STALE_COMMANDS = [
 
 
 async def open_job(group: Group) -> None:
-    group.services["a"].tell(worlds.JobOpened(number=1, terms=TERMS, record=b"job"))
+    group.services["a"].report(worlds.JobOpened(number=1, terms=TERMS, record=b"job"))
     await asyncio.sleep(1.0)
     assert all(view.job is not None for view in await group.views())
 
