@@ -68,19 +68,28 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def jobs_directory(environment: Mapping[str, str]) -> Path:
-    """Return the directory of all jobs of this user, created if necessary."""
+    """Return the directory of all jobs of this user, created if necessary.
+
+    Another job that ends may remove it at any time, if it is empty.
+    """
     runtime = environment.get(_RUNTIME, "")
     if runtime and os.access(runtime, os.W_OK | os.X_OK):
         directory = Path(runtime) / "asyncpar"
-        with suppress(OSError):
-            directory.mkdir(mode=0o700, exist_ok=True)
-            status = directory.lstat()
+        for _ in range(_TRIES):
+            try:
+                directory.mkdir(mode=0o700, exist_ok=True)
+                status = directory.lstat()
+            except FileNotFoundError:  # a job has ended meanwhile, and removed the empty directory
+                continue
+            except OSError:
+                break
             if (
                 stat.S_ISDIR(status.st_mode)
                 and status.st_uid == os.geteuid()
                 and not stat.S_IMODE(status.st_mode) & 0o077
             ):
                 return directory
+            break
     directory = private_directory() / _FALLBACK
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
@@ -94,8 +103,8 @@ def make_job_directory(environment: Mapping[str, str], entry: JobEntry) -> JobEn
     plain = re.sub(r"[^A-Za-z0-9._]+", "_", entry.job)[:_LONGEST_NAME].strip("._") or "job"
     name = plain if plain.endswith(f"-{entry.pid}") else f"{plain}-{entry.pid}"
     for attempt in range(_TRIES):
-        draft = jobs_directory(environment) / f".{secrets.token_hex(8)}"
         try:
+            draft = jobs_directory(environment) / f".{secrets.token_hex(8)}"
             draft.mkdir(mode=0o700)
             break
         except FileNotFoundError:  # another job has ended meanwhile, and removed the empty directory
@@ -144,7 +153,11 @@ def remove_job_directory(entry: JobEntry) -> None:
 def list_jobs(environment: Mapping[str, str]) -> list[JobEntry]:
     """Return the jobs of this user on this host, the newest first; directories left by dead ones are removed."""
     entries = []
-    for path in sorted(jobs_directory(environment).iterdir()):
+    try:
+        paths = sorted(jobs_directory(environment).iterdir())
+    except FileNotFoundError:  # the last job has ended meanwhile, and removed the directory
+        return []
+    for path in paths:
         entry = _read_entry(path)
         if entry is None:
             continue  # being created or removed

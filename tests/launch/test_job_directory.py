@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -151,3 +154,28 @@ def test_names_that_are_no_file_names(environment: dict[str, str]) -> None:
     made = make_job_directory(environment, entry("../../etc/" + "x" * 300))
     assert Path(made.directory).parent == jobs_directory(environment)
     assert find_job(environment, "../../etc/" + "x" * 300).name == made.name
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_the_directory_of_jobs_may_be_removed_at_any_time(
+    call: int, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ends removes it, if it is empty: here before the ``call``-th system call in it."""
+    calls = iter(range(100))
+    directory = Path(environment["XDG_RUNTIME_DIR"]) / "asyncpar"
+
+    def removing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def remove_and_call(path: Path, *args: Any, **settings: Any) -> Any:
+            if path.is_relative_to(directory) and next(calls) == call:
+                with suppress(OSError):
+                    directory.rmdir()
+            return original(path, *args, **settings)
+
+        return remove_and_call
+
+    for name in ("mkdir", "lstat", "iterdir"):
+        monkeypatch.setattr(Path, name, removing(getattr(Path, name)))
+    assert list_jobs(environment) == []
+    made = make_job_directory(environment, entry("train"))
+    assert Path(made.directory).parent == directory
+    assert [one.name for one in list_jobs(environment)] == [made.name]
