@@ -430,7 +430,7 @@ class OperationTable:
             if observer.is_crowded:
                 return now + PROBE_AFTER
             operation.has_warned = True
-            observer.tell_waiting(operation, operation.notice_wait(now))
+            observer.report_waiting(operation, operation.notice_wait(now))
             return math.inf
         return due
 

@@ -265,8 +265,8 @@ def _middle(values: Iterable[float]) -> float | None:
 
 def _gradients(shown: Sequence[RankReport]) -> Json:
     """Return the medians over ranks of their gradient synchronization."""
-    told = [report.summary.gradients for report in shown if report.summary and report.summary.gradients]
-    return {"hidden": _middle(one.hidden for one in told), "ratio": _middle(one.ratio for one in told)}
+    gradients = [report.summary.gradients for report in shown if report.summary and report.summary.gradients]
+    return {"hidden": _middle(one.hidden for one in gradients), "ratio": _middle(one.ratio for one in gradients)}
 
 
 def _rounds(shown: Sequence[RankReport]) -> list[list[int]]:

@@ -39,7 +39,7 @@ from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.stacks import capture_tasks, capture_threads
-from asyncpar.observe.stragglers import TOLD_ROUNDS, LinkLook, LinkRate, add_look, settle_rate
+from asyncpar.observe.stragglers import REPORTED_ROUNDS, LinkRate, LinkSample, add_sample, settle_rate
 from asyncpar.observe.summary import (
     MOST_LINKS,
     MOST_OPERATIONS,
@@ -114,7 +114,7 @@ class NodeParts:
     predict: Predict | None = None
     rounds: list[Round] = field(default_factory=list)
     """The last rounds, of this inspection and earlier ones."""
-    looks: dict[int, list[LinkLook]] = field(default_factory=dict)
+    samples: dict[int, list[LinkSample]] = field(default_factory=dict)
     """By peer: the last samples of the link."""
 
 
@@ -307,7 +307,7 @@ def _called(group: Group) -> int:
 
 
 def _rounds(view: NodeParts, events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
-    view.rounds = join_rounds(view.rounds, rounds_of(events, group, TOLD_ROUNDS), TOLD_ROUNDS)
+    view.rounds = join_rounds(view.rounds, rounds_of(events, group, REPORTED_ROUNDS), REPORTED_ROUNDS)
     return tuple(
         RoundSummary(
             number=one.number,
@@ -381,9 +381,9 @@ def _rate(view: NodeParts, peer: int, link: Link) -> LinkRate | None:
     delivery = None if link.lane is None else link.lane.delivery
     if delivery is None:
         return None
-    look = LinkLook(view.links.recorder.clock(), delivery.nbytes, delivery.seconds, delivery.is_full)
-    view.looks[peer] = add_look(view.looks.get(peer, ()), look)
-    return settle_rate(view.looks[peer])
+    sample = LinkSample(view.links.recorder.clock(), delivery.nbytes, delivery.seconds, delivery.is_full)
+    view.samples[peer] = add_sample(view.samples.get(peer, ()), sample)
+    return settle_rate(view.samples[peer])
 
 
 def _rank() -> int:

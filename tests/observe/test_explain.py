@@ -66,7 +66,7 @@ async def test_a_blocked_loop_is_in_the_ring_of_its_rank() -> None:
 
         stack = '  File "train.py", line 57, in work\n    time.sleep(9)\n'
         blocked = Blocked(rank=CULPRIT, seconds=1.0, what="the main task", stack=stack, is_over=False)
-        BlockedEvents(nodes[CULPRIT].links.recorder).tell(blocked)
+        BlockedEvents(nodes[CULPRIT].links.recorder).record(blocked)
         waiting = [asyncio.create_task(node.world.barrier()) for node in nodes if node.rank != CULPRIT]
         await asyncio.sleep(0.01)
         (found,) = explain(images_of(nodes))

@@ -13,13 +13,13 @@ _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class BlockedEvents:
-    """Writes the reports of a loop watch (``tell``) to ``recorder``."""
+    """Writes the reports of a loop watch (``record``) to ``recorder``."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._ticket = NO_TICKET
 
-    def tell(self, blocked: Blocked) -> None:
+    def record(self, blocked: Blocked) -> None:
         """Begin an event when the loop is blocked, and end it when the loop resumes.  Called in the watching thread.
 
         Its ``sequence`` is the time in microseconds for which the loop had been blocked when that was detected.

@@ -25,7 +25,7 @@ LIMIT = 30.0
 
 
 class Reports:
-    """What an observer was told; ``wait`` blocks the thread that calls it, on purpose."""
+    """The reports that an observer got; ``wait`` blocks the thread that calls it, on purpose."""
 
     def __init__(self) -> None:
         self.seen: list[Blocked] = []
@@ -145,7 +145,7 @@ async def test_the_watch_runs_while_there_is_a_node_and_leaves_no_thread() -> No
     assert set(threading.enumerate()) <= before
 
 
-async def test_a_program_without_actors_that_blocks_the_loop_is_told_and_not_logged(
+async def test_a_program_without_actors_that_blocks_the_loop_is_reported_and_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with watched() as (_, reports):

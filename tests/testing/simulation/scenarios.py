@@ -355,7 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
     "frame-numbers": Scenario(main=tells, check=check_tells, kinds=("replay",), faults=3),
     "payload-checksums": DAMAGE,
     "header-checksums": DAMAGE,
-    "leaving-is-told": Scenario(main=sums, check=check_sums, size=4),
+    "leaving-is-announced": Scenario(main=sums, check=check_sums, size=4),
     "one-dial-wins": DIALS,
     "one-dial-goes-on": Scenario(main=in_pairs, check=check_soon),
     "dials-have-a-deadline": Scenario(main=dials_late, check=check_dials_late, settings={"faults": [STOPPED]}),

@@ -85,7 +85,7 @@ async def draws() -> int | None:
 
 
 def check(result: SimulationResult) -> None:
-    """Numbers are given once; what a caller did not get, it was told of."""
+    """Numbers are given once; a caller is notified of what it did not get."""
     given = [entry.content[1] for entry in result.notes if entry.content[0] == "given"]
     assert len(set(given)) == len(given), sorted(number for number in given if given.count(number) > 1)
     assert given
@@ -95,8 +95,8 @@ def check(result: SimulationResult) -> None:
     for entry in result.notes:
         if entry.content[0] == "world":
             lives.setdefault((entry.node, entry.incarnation), []).append(entry.content[1])
-    for heard in lives.values():
-        assert heard == sorted(set(heard)), "a world is heard of once, in order"
+    for received in lives.values():
+        assert received == sorted(set(received)), "a world is announced once, in order"
 
 
 @pytest.mark.timeout(1800)

@@ -19,7 +19,7 @@ FIRST = {
     "frame-numbers": 6,
     "payload-checksums": 76,
     "header-checksums": 8,
-    "leaving-is-told": 1,
+    "leaving-is-announced": 1,
     "fresh-segments": 1,
     "child-groups-are-revoked": 1,
     "arrival-is-taken-back": 43,
