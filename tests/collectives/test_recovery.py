@@ -140,7 +140,7 @@ async def test_a_flag_that_is_no_64_bit_integer_is_refused(open_ranks: OpenRanks
             await ranks.communicators[0].agree(flag)  # type: ignore[arg-type]
 
 
-def test_a_rank_that_the_others_hold_for_lost_is_told(open_ranks: OpenRanks) -> None:
+def test_a_rank_that_the_others_have_declared_lost_is_notified(open_ranks: OpenRanks) -> None:
     async def main() -> None:
         async with open_ranks(3) as ranks:
             await connect_all(ranks)

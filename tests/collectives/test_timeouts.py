@@ -171,7 +171,7 @@ def test_many_operations_that_wait_cost_each_other_nothing(
 ) -> None:
     """Each is asked about and answered; an answer must not be told to all others at once."""
     count, looks = 300, 0
-    status = OperationTable._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of looks is no statistic
+    status = OperationTable._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of lookups is no statistic
 
     def counted(table: OperationTable, key: Key, asker: int) -> Status:
         nonlocal looks

@@ -226,7 +226,7 @@ def test_a_rank_that_does_not_call_ends_it_on_all() -> None:
 
 
 @pytest.mark.parametrize("silent", [3, 4, 5])
-def test_a_rank_that_does_not_answer_is_held_for_lost(silent: int) -> None:
+def test_a_rank_that_does_not_answer_is_declared_lost(silent: int) -> None:
     network = Network(3, {})
     others = [rank for rank in network.ranks if rank != silent]
     network.stopped.add(silent)
@@ -251,7 +251,7 @@ def test_different_calls_are_a_mismatch_on_all() -> None:
     assert len(network.returned) == 3
 
 
-def test_a_rank_that_others_hold_for_lost_gets_no_outcome_and_tells_none() -> None:
+def test_a_rank_that_others_have_declared_lost_gets_no_outcome_and_tells_none() -> None:
     network = Network(3, {})
     network.call(3)
     network.feed(3, MemberExpelled("rank 4 holds it for lost"))

@@ -226,7 +226,7 @@ def check_nothing(result: SimulationResult) -> None:
 
 
 def check_awake(result: SimulationResult) -> None:
-    """Who was stopped, or out of reach, until it was held for lost commits nothing any more."""
+    """A rank that was stopped, or out of reach, until it was declared lost commits nothing any more."""
     check_bits(result)
     for fault in result.faults:
         lost_at = fault.at + LAST_HOLDER_SECONDS + SILENT_SECONDS
