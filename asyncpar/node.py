@@ -36,8 +36,7 @@ from asyncpar.core.config.names import LaneName, Name
 from asyncpar.core.config.transport import parse_calibrate
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.agent_line import AgentLine
-from asyncpar.core.observe.blocked_events import BlockedEvents
-from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
+from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, BlockedEvents, LoopWatch, OnBlocked, check_blocked_after
 from asyncpar.core.observe.pauses import PauseRecorder
 from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
 from asyncpar.core.observe.reporting import mark_seen

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.blocking.starting import Starting
+from asyncpar.blocking.communicator import Starting
 from asyncpar.errors import NodeClosed, PeerLost, StaleGeneration, UsageError
 from asyncpar.testing import blocking_world, local_world
 from tests.test_forgotten_await import CALLS

@@ -1,7 +1,7 @@
 """Stacks of a process, captured in another of its threads: its threads, its tasks, and their awaitables.
 
 Nothing is stopped, and no debugger is used: threads are captured by ``sys._current_frames``, tasks by the coroutines
-that they await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames tell
+that they await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames show
 which operation or which actor's answer a task waits for, and for which call of which rank it works.
 """
 

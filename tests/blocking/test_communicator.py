@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.blocking import Cancelled, Communicator, Node, Pending
-from asyncpar.blocking.starting import Starting
+from asyncpar.blocking.communicator import Starting
 from asyncpar.collectives import communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerTimeout, UsageError, WorldRevoked
 from asyncpar.testing.blocking_world import blocking_world, run_ranks

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import selectors
 import sys
 import threading
@@ -28,6 +29,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
+from asyncpar.core.observe.records import EventKind
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.core.observe.whereabouts import user_place
 from asyncpar.errors import UsageError
@@ -310,3 +313,30 @@ def format_frames(frames: list[FrameType]) -> str:
     """Format the stack ``frames``, innermost first.  Frames of other threads may have no line."""
     lines = [(frame, frame.f_lineno or frame.f_code.co_firstlineno) for frame in reversed(frames)]
     return "".join(traceback.StackSummary.extract(lines).format()).rstrip()
+
+
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class BlockedEvents:
+    """Writes the reports of a loop watch (``record``) to ``recorder``."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._ticket = NO_TICKET
+
+    def record(self, blocked: Blocked) -> None:
+        """Begin an event when the loop is blocked, and end it when the loop resumes.  Called in the watching thread.
+
+        Its ``sequence`` is the time in microseconds for which the loop had been blocked when that was detected.
+        """
+        if blocked.is_over:
+            self._recorder.end(self._ticket)
+            return
+        frames = _FRAME.findall(blocked.stack)
+        site = 0
+        if frames:
+            file, line, function = frames[-1]
+            site = self._recorder.place(file, int(line), function)
+        word = self._recorder.name("blocked loop", {"by": blocked.what})
+        self._ticket = self._recorder.begin(EventKind.BLOCKED, word, sequence=round(blocked.seconds * 1e6), site=site)

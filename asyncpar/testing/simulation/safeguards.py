@@ -353,7 +353,7 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
         prevents="a rank waits in a group made from one that was revoked", patches=_child_groups_stay
     ),
     "proposals-are-inherited": Safeguard(
-        prevents="survivors form different groups: one that was lost had told some of its outcome",
+        prevents="survivors form different groups: one that was lost had announced its outcome to some",
         patches=_own_proposal,
     ),
     "arrival-is-taken-back": Safeguard(
@@ -370,7 +370,7 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
         patches=_commit_unasked,
     ),
     "quarrels-end": Safeguard(
-        prevents="two members that do not hear each other end all worlds", patches=_quarrels_last
+        prevents="two members that cannot reach each other end all worlds", patches=_quarrels_last
     ),
     "vote-of-all": Safeguard(prevents="a step is committed on some ranks only", patches=_commit_alone),
     "roll-forward": Safeguard(prevents="a step that a lost rank has committed is done again", patches=_never_forward),

@@ -132,7 +132,7 @@ async def bits(ballast: int = 1, seconds: float = 0.005, until: int = UNTIL) -> 
 WITHIN = 10.0
 """Virtual seconds after the last fault within which another step is committed."""
 QUARREL = UNREACHABLE_WORLDS * LINK_SECONDS + 1.0
-"""The same where two members do not hear each other: in so many worlds each link has to be silent for its time."""
+"""The same where two members do not reach each other: in so many worlds each link has to be silent for its time."""
 
 
 def check_goes_on(result: SimulationResult, until: int = UNTIL) -> None:
