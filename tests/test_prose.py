@@ -23,7 +23,7 @@ NARRATIONS = re.compile(
     r"(``|(A|An|The|This|That|These|Nothing|It|Somebody|Nobody|Everybody|Time (has|passes)|There|"
     r"Each|Some|Another|No|What|Who|How|When|Where|Bytes|Phase|Be|Behave|As)\b)"
 )
-"""Beginnings of a docstring that tells of an event: "The lane has ended." instead of "Handle the end of the lane."."""
+"""Beginnings of a docstring that narrates an event: "The lane has ended." instead of "Handle the end of the lane."."""
 
 NAMES_OF_NCCL = {Path("asyncpar/device/fabric.py"), Path("asyncpar/device/nccl.py")}
 """Docstrings there name the function of NCCL or CUDA that is called."""

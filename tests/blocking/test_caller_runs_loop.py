@@ -130,7 +130,7 @@ def test_a_file_that_a_visitor_watches_is_seen_by_the_sleeping_loop(thread: Loop
 
 
 def test_a_file_that_a_visitor_forgets_calls_nobody(thread: LoopThread) -> None:
-    """Also if the loop's thread has heard of it already, and waits for the turn to say so."""
+    """Also if the loop's thread has noticed it already, and waits for the turn to report it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         received: list[int] = []

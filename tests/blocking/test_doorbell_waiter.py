@@ -195,7 +195,9 @@ def test_a_busy_loop_answers_for_who_waits(bell: Bell, thread: LoopThread) -> No
     def be_busy() -> None:
         bell.ring()
         end = time.monotonic() + 20
-        while not thread.loop.requests and time.monotonic() < end:  # until who waits has heard it, and leaves it to us
+        while (
+            not thread.loop.requests and time.monotonic() < end
+        ):  # until the waiter has noticed it, and leaves it to us
             time.sleep(0)
 
     when_lent(thread, lambda: thread.loop.call_soon_threadsafe(be_busy))

@@ -38,7 +38,7 @@ def handled(handlers: dict[signal.Signals, Callable[[int, Any], object]]) -> Ite
 
 @pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
 def test_a_handler_that_raises_does_so_after_a_visit(thread: LoopThread, number: signal.Signals) -> None:
-    """As those of alarms do, and that by which torch's DataLoader tells that a worker has died."""
+    """As those of alarms do, and that by which torch's DataLoader reports that a worker has died."""
     done: list[int] = []
 
     def visit() -> None:

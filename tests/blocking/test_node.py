@@ -115,7 +115,7 @@ def test_closing_ends_what_other_threads_wait_for() -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller tells nobody
+        while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller notifies nobody
             nodes[0].call(int)
         nodes[0].close()
         waiter.join(20)
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
         was_interrupted = threading.Event()
 
         def peer() -> None:
-            while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller tells nobody
+            while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller notifies nobody
                 nodes[1].call(int)
             os.kill(os.getpid(), signal.SIGINT)
             assert was_interrupted.wait(20)

@@ -1,4 +1,4 @@
-"""Blocking programs as processes: how they end, and what their launcher hears of it."""
+"""Blocking programs as processes: how they end, and what their launcher receives."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ with ab.init() as node:
     code, _, complaints = finish(start(tmp_path, body, ranks=2))
     assert code == 1
     assert "rank 1 failed first: ValueError: out of paper" in complaints
-    assert "PeerLost: rank 0: barrier #2: rank 1 on" in complaints  # of the other rank, whenever it heard
+    assert "PeerLost: rank 0: barrier #2: rank 1 on" in complaints  # of the other rank, whenever it was notified
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,10 @@ async def test_an_endpoint_that_blocks_the_loop_is_reported_by_name_with_its_sta
 
 async def test_a_told_message_and_a_hook_that_block_are_reported_too() -> None:
     async with watched() as (node, reports):
-        ref: Any = await node.spawn(Blocker, reports, name="told")
+        ref: Any = await node.spawn(Blocker, reports, name="busy")
         await ref.block.tell()
         await asyncio.to_thread(reports.wait, 2)
-    assert reports.seen[0].what == "actor 'told', endpoint block"
+    assert reports.seen[0].what == "actor 'busy', endpoint block"
     async with watched() as (node, reports):
         await node.spawn(Blocker, reports, at_start=True, name="starting")
         await asyncio.to_thread(reports.wait, 2)

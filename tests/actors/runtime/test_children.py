@@ -1,4 +1,4 @@
-"""Owners and their children: who ends with whom, and who hears of a failure."""
+"""Owners and their children: who ends with whom, and who is notified of a failure."""
 
 from __future__ import annotations
 

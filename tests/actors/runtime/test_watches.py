@@ -27,7 +27,7 @@ class Worker(Actor):
 
 
 class Observer(Actor):
-    """Watches on request and keeps what it hears."""
+    """Watches on request and keeps the ends that it receives."""
 
     def __init__(self) -> None:
         self.log: list[object] = []

@@ -209,7 +209,7 @@ def test_a_child_that_fails_while_another_one_is_slow_to_start_is_restarted_afte
         await stage.crash("a")
         await stage.crash("b")
         states = [status.state for status in await supervisor.children()]
-        assert states == [ChildState.STARTING, ChildState.RUNNING]  # b's end was not heard of yet
+        assert states == [ChildState.STARTING, ChildState.RUNNING]  # b's end was not announced yet
         await asyncio.sleep(10.0)
         assert stage.journal.take() == "-a -b +a +b"
 

@@ -1,4 +1,4 @@
-"""Losses that the agent tells, for one world after the other in the same process."""
+"""Losses that the agent reports, for one world after the other in the same process."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def check_sums(result: SimulationResult) -> None:
 
 
 def check_named(result: SimulationResult) -> None:
-    """Who is named as lost had a fault, or has ended because of one, unless who says it had one and hears nobody."""
+    """A rank that is named as lost had a fault, or ended because of one, unless the one that names it had one."""
     faulty = {node for fault in result.faults for node in fault.nodes}
     for node, error in result.errors.items():
         if isinstance(error, ap.PeerLost) and error.rank is not None and node not in faulty:

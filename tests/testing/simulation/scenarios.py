@@ -143,7 +143,7 @@ async def _sum_in_memory(channel: Channel, sequence: int, own: float) -> float:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    """Look at the memory again and again, as it tells nobody of what is written there."""
+    """Read the memory again and again, as it notifies nobody of what is written there."""
     while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 

@@ -21,7 +21,7 @@ UNTIL = 6
 
 
 class Numbers(ElasticActor):
-    """Gives out numbers, and notes where it lives and what it hears."""
+    """Gives out numbers, and notes where it lives and which worlds are announced to it."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -109,12 +109,12 @@ def test_no_number_is_given_twice_under_every_kind_of_fault() -> None:
     ("seed", "faults"),
     [
         pytest.param(
-            22, [Fault(at=0.146, kind="replay", node=2, peer=1)], id="an actor tells its caller of a lost mirror"
+            22, [Fault(at=0.146, kind="replay", node=2, peer=1)], id="an actor reports to its caller a lost mirror"
         ),
         pytest.param(
             6,
             [Fault(at=0.045, kind="damage", node=2, peer=1), Fault(at=0.05, kind="isolate", node=0, seconds=0.02)],
-            id="an actor tells its caller of a damaged link to a mirror",
+            id="an actor reports to its caller a damaged link to a mirror",
         ),
         pytest.param(148, [Fault(at=0.14, kind="crash", node=1, seconds=2.8)], id="an actor saves as its node closes"),
     ],
