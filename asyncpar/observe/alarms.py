@@ -98,7 +98,7 @@ class AlarmBoard:
         self._reported: dict[tuple[str, str], float] = {}
         """By reported thing and trouble: the time when it was last seen."""
 
-    def look(self, alarms: Iterable[str], now: float) -> list[str]:
+    def add(self, alarms: Iterable[str], now: float) -> list[str]:
         """Add the alarms of one inspection; return the lines to report now."""
         current = {_split(alarm): alarm for alarm in alarms}
         self._inspections = {what: self._inspections.get(what, 0) + 1 for what in current}

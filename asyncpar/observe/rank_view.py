@@ -82,7 +82,7 @@ class _LoopPulse:
     asked_at: float | None = None
     lag: float = 0.0
 
-    def look(self) -> float:
+    def measure(self) -> float:
         """Return the lag as far as it is known, and ask again."""
         now = time.monotonic()
         if self.asked_at is not None:
@@ -250,10 +250,10 @@ def _progress() -> ProgressSummary | None:
 def _of_view(view: NodeView) -> dict[str, Any]:
     """Return the fields that the observer's thread reads from a node."""
     view.pauses.sample()
-    lag = view.pulse.look()
+    lag = view.pulse.measure()
     ring = view.links.recorder.snapshot()
     fields = _of_node(view, ring) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
-    fields["durations"] = view.times.look(ring)
+    fields["durations"] = view.times.add(ring)
     del fields["time"]  # the process has its own
     return fields
 
@@ -425,9 +425,9 @@ def _leave_note(summary: RankSummary) -> None:
             return
 
 
-def _retry(look: Callable[[], Any]) -> Any:
-    """Return the result of ``look``; retry if the state that it reads changes size meanwhile."""
+def _retry(read: Callable[[], Any]) -> Any:
+    """Return the result of ``read``; retry if the state that it reads changes size meanwhile."""
     for _ in range(_TRIES):
         with suppress(RuntimeError):
-            return look()
-    return look()
+            return read()
+    return read()

@@ -65,16 +65,16 @@ def _walk(frame: FrameType | None) -> list[PlacedFrame]:
     return frames[::-1]
 
 
-def at_one_moment(look: Callable[[], Seen]) -> Seen:
-    """Return the result of ``look`` once two calls in a row agree.
+def at_one_moment(read: Callable[[], Seen]) -> Seen:
+    """Return the result of ``read`` once two calls in a row agree.
 
     Threads run on between two instructions of this one: lines that are read one after the other may never have been
     current together.  A call begins with a whole time slice of the interpreter, which is longer than two calls.  After
     a few tries the last result counts.
     """
-    seen = look()
+    seen = read()
     for _ in range(_TRIES):
-        before, seen = seen, look()
+        before, seen = seen, read()
         if before == seen:
             break
         time.sleep(0)  # the next slice begins here

@@ -75,19 +75,19 @@ def test_an_alarm_is_reported_once_when_it_has_stayed_and_once_more_when_it_is_o
     board, reported = AlarmBoard(), []
     for second in range(60):
         alarms = [SLOW.format(ms=20 + second)] if 10 <= second < 30 and second != 20 else []
-        reported += [(second, line) for line in board.look(alarms, float(second))]
+        reported += [(second, line) for line in board.add(alarms, float(second))]
     assert reported == [(12, SLOW.format(ms=32)), (44, "rank 2 on h is slow no more")]
 
 
 def test_an_alarm_that_comes_and_goes_is_not_reported() -> None:
     board = AlarmBoard()
-    assert not any(board.look([SLOW.format(ms=1)] if second % 3 else [], float(second)) for second in range(100))
+    assert not any(board.add([SLOW.format(ms=1)] if second % 3 else [], float(second)) for second in range(100))
 
 
 def test_alarms_of_different_ranks_are_reported_each() -> None:
     board = AlarmBoard()
     link = "the link between ranks 0 and 1 is slow: a round trip takes 9.0 ms"
-    reported = [line for second in range(5) for line in board.look([SLOW.format(ms=second), link], float(second))]
+    reported = [line for second in range(5) for line in board.add([SLOW.format(ms=second), link], float(second))]
     assert reported == [SLOW.format(ms=2), link]
 
 
@@ -95,7 +95,7 @@ def test_an_agent_that_does_not_answer_is_reported_once_and_not_when_it_is_no_mo
     board, reported = AlarmBoard(), []
     alarm = "the agent of rank 1 on two (10.0.0.2:1) does not answer; look on that host"
     for second in range(40):
-        reported += board.look([alarm] if second < 10 else [], float(second))
+        reported += board.add([alarm] if second < 10 else [], float(second))
     assert reported == [alarm]
 
 
@@ -197,5 +197,5 @@ def test_a_host_that_is_short_of_memory_is_an_alarm_before_the_kernel_kills(
     assert [alarm.partition(";")[0] for alarm in found] == ([text] if text else [])
     assert all(("; at this rate the rest lasts 10 s" in alarm) is (growth > 0) for alarm in found)
     board = AlarmBoard()
-    reported = [line for second in range(30) for line in board.look(found if second < 5 else (), float(second))]
+    reported = [line for second in range(30) for line in board.add(found if second < 5 else (), float(second))]
     assert reported == ([*found, "host-1 has memory again"] if text else [])
