@@ -75,7 +75,7 @@ class Dashboard:
         self._output = output
         self._flight = flight
         self._trust = trust
-        self._looking: asyncio.Task[dict[str, Any]] | None = None
+        self._inspection: asyncio.Task[dict[str, Any]] | None = None
         self._picture: dict[str, Any] | None = None
         self._event = b""
         self._number = 0
@@ -147,7 +147,7 @@ class Dashboard:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.browsers >= MOST_BROWSERS:
-            raise web.HTTPServiceUnavailable(text=f"{MOST_BROWSERS} browsers look already\n", headers=_HEADERS)
+            raise web.HTTPServiceUnavailable(text=f"{MOST_BROWSERS} browsers are connected already\n", headers=_HEADERS)
         response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **_HEADERS})
         response.content_type = "text/event-stream"
         response.charset = "utf-8"
@@ -193,9 +193,9 @@ class Dashboard:
         """Inspect the recorded events once for all browsers that ask meanwhile."""
         if self._flight is None:
             raise web.HTTPNotFound(text="nothing is recorded here\n", headers=_HEADERS)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._flight())
-        return _json(await asyncio.shield(self._looking))
+        if self._inspection is None or self._inspection.done():
+            self._inspection = asyncio.ensure_future(self._flight())
+        return _json(await asyncio.shield(self._inspection))
 
     async def _report(self, _: web.Request) -> web.Response:
         if self._picture is None:
