@@ -435,8 +435,8 @@ async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | 
         rank=bootstrap.rank,
         secret=bootstrap.secret,
         settings=bootstrap.arena,
-        on_lost=links.hear_end,
-        on_left=links.hear_left,
+        on_lost=links.observe_end,
+        on_left=links.observe_left,
     )
     if arena is None:
         return None

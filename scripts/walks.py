@@ -8,6 +8,8 @@ Two ranks in processes of their own run an operation until it is in its steady s
 function of the package is counted, in all threads, while one operation runs.  Of several operations the one with the
 median number of functions is shown, as rank 0 saw it; an ask is counted on both ranks together.
 
+A launch is counted once, in the process of the command: from the command line to the exit code, without imports.
+
 Only the operation is counted.  Barriers stand between operations, so counting begins when the last one is over and ends
 before the next one can begin on any rank.  Ranks run no loop watch, whose thread looks every 50 ms whether the loop is
 blocked, whatever the loop does.  Operations run in a task beside the main one, which enters ``runner``.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -41,6 +44,7 @@ WALKS: Final = {
     "int8": "gradient step, int8, one 256 KiB bucket, TCP",
     "pipeline": "training step, pipeline of 2 ranks, TCP",
     "torch": "torch all_reduce, 1 MB, shared memory",
+    "launch": "asyncpar launch of 4 ranks, the command itself",
 }
 _TRANSPORT: Final = {"shm": "shm", "torch": "shm"}
 _PACKAGE: Final = f"{ROOT}{os.sep}asyncpar{os.sep}"
@@ -93,7 +97,7 @@ class Walk:
         if event != "call" or not self._is_on:
             return
         code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        if not code.co_filename.startswith(_PACKAGE) or not code.co_flags & inspect.CO_OPTIMIZED:  # not of a function
             return
         self._codes.add(code)
         if code.co_filename != self._last:
@@ -215,6 +219,37 @@ def walk_torch(walk: Walk) -> None:
     dist.destroy_process_group()
 
 
+def walk_launch() -> None:
+    """Run the command ``asyncpar launch`` in this process, and print its course."""
+    from asyncpar.launch.cli import main as command
+
+    walk = Walk(1)
+    walk.install()
+    walk.begin()
+    status: Any = None
+    try:
+        command(["launch", "--nproc-per-node", "4", __file__, "--node"], prog_name="asyncpar")
+    except SystemExit as ended:
+        status = ended.code
+    course = walk.end()
+    print(_MARK + json.dumps(["launch", 0, sorted(course.functions), course.changes]), flush=True)
+    sys.exit(status)
+
+
+def be_node() -> None:
+    """Be a rank of a launch that is counted: meet the others, and leave."""
+    import asyncpar as ap
+
+    async def main() -> None:
+        node = await ap.Node.start()
+        try:
+            await node.world.barrier()
+        finally:
+            await node.stop()
+
+    ap.run(main)
+
+
 def be_rank(names: list[str], counted: int) -> None:
     """Run the walks on this rank, one after another."""
     walk = Walk(counted)
@@ -246,17 +281,26 @@ def be_rank(names: list[str], counted: int) -> None:
 
 
 def measure(*names: str, counted: int = _COUNTED) -> dict[str, Course]:
-    """Launch two ranks for walks of one transport."""
+    """Launch two ranks for walks of one transport, or four for that of a launch."""
+    if "launch" in names:
+        command = [sys.executable, __file__, "--command"]
+        return {"launch": _courses(command, expected=1)["launch", 0]}
     (transport,) = {_TRANSPORT.get(name, "tcp") for name in names}
     command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport", transport]
     command += [__file__, "--counted", str(counted), "--rank", *names]
+    found = _courses(command, expected=2 * len(names))
+    return {name: found[name, 0] + found[name, 1] if name == "ask" else found[name, 0] for name in names}
+
+
+def _courses(command: list[str], *, expected: int) -> dict[tuple[str, int], Course]:
+    """Run ``command``, and return the courses that it prints, by walk and rank."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]  # the launcher shows other ranks than 0 on stderr
     shown = [json.loads(line.partition(_MARK)[2]) for line in lines if _MARK in line]
     found = {(name, rank): Course(frozenset(functions), changes) for name, rank, functions, changes in shown}
-    if done.returncode or len(found) != 2 * len(names):
+    if done.returncode or len(found) != expected:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return {name: found[name, 0] + found[name, 1] if name == "ask" else found[name, 0] for name in names}
+    return found
 
 
 def main() -> None:
@@ -264,11 +308,18 @@ def main() -> None:
     parser.add_argument("walks", nargs="*", metavar="walk", help=f"of {', '.join(WALKS)}; default all")
     parser.add_argument("--files", action="store_true", help="name the files that each walk enters")
     parser.add_argument("--rank", nargs="+", choices=sorted(WALKS), help=argparse.SUPPRESS)
+    parser.add_argument("--command", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--counted", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted(set(options.walks) - set(WALKS))
     if unknown:
         parser.error(f"expected walks of {', '.join(WALKS)}, got {', '.join(unknown)}")
+    if options.command:
+        walk_launch()
+    if options.node:
+        be_node()
+        return
     if options.rank is not None:
         be_rank(options.rank, options.counted)
         return

@@ -40,7 +40,7 @@ LONG = (
     "tests/collectives/test_parts.py",
     "tests/collectives/test_ranks_that_differ.py",
     "tests/collectives/test_timeouts.py::test_many_operations_that_wait_cost_each_other_nothing",
-    "tests/collectives/test_waiting_is_told.py::test_a_thousand_waits_are_looked_at_with_rests_and_told_in_few_words",
+    "tests/collectives/test_wait_notices.py::test_a_thousand_waits_are_looked_at_with_rests_and_reported_in_few_words",
     "tests/core/observe/test_loop_watch.py",
     "tests/device/test_agreement.py",
     "tests/device/test_failing.py",

@@ -52,7 +52,7 @@ def test_every_walk_of_the_script_is_on_the_page() -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("names", [("shm",), ("tcp", "ask", "int8", "pipeline"), ("torch",)], ids=" ".join)
+@pytest.mark.parametrize("names", [("shm",), ("tcp", "ask", "int8", "pipeline"), ("torch",), ("launch",)], ids=" ".join)
 def test_operations_enter_the_files_that_their_walks_name(names: tuple[str, ...]) -> None:
     if "torch" in names:
         pytest.importorskip("torch")

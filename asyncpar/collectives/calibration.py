@@ -37,7 +37,7 @@ _LARGE_BYTES = 1 << 20
 _TRIES = ((1, 2, _SMALL_BYTES), (3, 10, _SMALL_BYTES), (3, 2, _LARGE_BYTES))
 """Tries, round trips in each, and bytes per message; the first tries open the lane."""
 
-_TELLING = sum(tries for tries, _, _ in _TRIES)
+_BROADCAST_PHASE = sum(tries for tries, _, _ in _TRIES)
 """The phase after those of the tries.  Tags count per pair of ranks, so all peers have the same phases."""
 
 _TOGETHER_TRIES, _TOGETHER_TRIPS = 3, 2
@@ -71,7 +71,7 @@ def _measure_lanes(engine: Engine, clock: Callable[[], float]) -> Coroutine[Any,
         if peers[0] is not None and engine.rank in engine.hosts[0]:
             figures[-2] = await _measure_together(engine, operation, clock)
         figures[-1] = _reduction_speed(clock)
-        await _tell(engine, operation, figures)
+        await _share(engine, operation, figures)
         _adopt(engine, figures, has_near=peers[0] is not None)
         return figures
 
@@ -89,7 +89,7 @@ def calibrate_by_cache(engine: Engine, cache: LaneCache, *, clock: Callable[[], 
                 await _exchange(engine, operation, peer, phase=0, trips=1, length=_SMALL_BYTES)  # opens the lane
         if engine.rank == 0:
             _look_up(engine, cache, peers, figures)
-        await _tell(engine, operation, figures)
+        await _share(engine, operation, figures)
         if np.isnan(figures).any():
             return False
         _adopt(engine, figures, has_near=peers[0] is not None)
@@ -111,9 +111,9 @@ async def _measured_where_unknown(
             await asyncio.to_thread(cache.put, *_lane_to(engine, peer), _costs_of(figures, index))
 
 
-async def _tell(engine: Engine, operation: Operation, figures: _Figures) -> None:
+async def _share(engine: Engine, operation: Operation, figures: _Figures) -> None:
     """Overwrite ``figures`` with those of rank 0."""
-    plan = prepare_broadcast(engine, figures, 0, "tree", phase=_TELLING).messages
+    plan = prepare_broadcast(engine, figures, 0, "tree", phase=_BROADCAST_PHASE).messages
     await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
 
 
@@ -185,7 +185,7 @@ async def _measure_together(engine: Engine, operation: Operation, clock: Callabl
     seconds = math.inf
     for attempt in range(_TOGETHER_TRIES):
         begun = clock()
-        phase = _TELLING + 1 + attempt
+        phase = _BROADCAST_PHASE + 1 + attempt
         await _pass(engine, operation, schedule(2, [onward] * _TOGETHER_TRIPS), phase=phase, length=_LARGE_BYTES)
         seconds = min(seconds, max(clock() - begun, 1e-9))
     return len(ranks) * _TOGETHER_TRIPS * _LARGE_BYTES / seconds
@@ -212,12 +212,12 @@ def calibrate_from_operations(engine: Engine) -> Coroutine[Any, Any, None]:
     The least latency and the highest bandwidth of all ranks count: the last rank to enter an operation has waited for
     no other.  A figure that no rank has stays as it is.
     """
-    told = reductions.all_reduce(engine, engine.lanes.figures(), op="max", out=None, algorithm=None, key=None)
-    return _adopt_told(engine, told)
+    combined = reductions.all_reduce(engine, engine.lanes.figures(), op="max", out=None, algorithm=None, key=None)
+    return _adopt_combined(engine, combined)
 
 
-async def _adopt_told(engine: Engine, told: Coroutine[Any, Any, np.ndarray[Any, Any]]) -> None:
-    negative_latency, bandwidth = map(float, await told)
+async def _adopt_combined(engine: Engine, combined: Coroutine[Any, Any, np.ndarray[Any, Any]]) -> None:
+    negative_latency, bandwidth = map(float, await combined)
     model = engine.policy.model.learn(
         latency=-negative_latency if negative_latency > UNKNOWN else None,
         bandwidth=bandwidth if bandwidth > UNKNOWN else None,

@@ -15,6 +15,7 @@ import msgspec
 from asyncpar.collectives.causes import DEADLINE_PASSED, reason_of
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.protocol import Reason
+from asyncpar.collectives.wait_report import describe_wait
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost, UsageError
 
@@ -302,30 +303,30 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         return operation.failure
     if isinstance(error, asyncio.CancelledError):
         now, why = operation.context.now(), operation.why_cancelled or reason_of(error)
-        message, culprit = operation.describe_wait(now), operation.find_culprit(now)
+        message, culprit = describe_wait(operation, now), operation.find_culprit(now)
         error.args = (message,)
         error.add_note(message)
         missing = operation.waits_for() if culprit is None else [culprit.rank]
         error.missing_ranks = missing  # type: ignore[attr-defined]  # for the code that turns it into PeerTimeout
         if operation.failure is None:
-            told = _REASON.get()
-            if told is not None and told.text:
-                operation.tell_failure("failed", told.text, lost=told.rank)
+            given = _REASON.get()
+            if given is not None and given.text:
+                operation.report_failure("failed", given.text, lost=given.rank)
             elif why == DEADLINE_PASSED and culprit is not None and culprit.silent_for is not None:
                 silence = f"it waited for rank {culprit.rank}, which has not answered for {culprit.silent_for:.1f} s"
-                operation.tell_failure("cancelled", f"{why}; {silence}", lost=culprit.rank)
+                operation.report_failure("cancelled", f"{why}; {silence}", lost=culprit.rank)
             else:
-                operation.tell_failure("cancelled", why)
+                operation.report_failure("cancelled", why)
     elif isinstance(error, OperationMismatch):
-        operation.tell_failure("mismatch", f"{operation.label}: {error}")
+        operation.report_failure("mismatch", f"{operation.label}: {error}")
     elif isinstance(error, PeerLost):
-        operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
+        operation.report_failure("lost", error.cause or str(error), lost=error.rank)
         operation.discard()
         return operation.lost(error)
     elif isinstance(error, GeneratorExit):
-        operation.tell_failure("failed", "GeneratorExit: the call was closed")
+        operation.report_failure("failed", "GeneratorExit: the call was closed")
     else:
-        operation.tell_failure("failed", reason_of(error))
+        operation.report_failure("failed", reason_of(error))
     operation.discard()
     return error
 
@@ -341,18 +342,18 @@ def _give_up_now(operation: Operation, error: BaseException | None) -> None:
     """Notify the other ranks that the call was never awaited: they must not wait for it."""
     if operation.has_started or operation.is_over:
         return
-    told = _REASON.get()  # from the code that gave up: the loop runs this in a copy of its context
-    if told is not None and told.text:
-        operation.tell_failure("failed", told.text, lost=told.rank)
+    given = _REASON.get()  # from the code that gave up: the loop runs this in a copy of its context
+    if given is not None and given.text:
+        operation.report_failure("failed", given.text, lost=given.rank)
     elif error is None:
-        operation.tell_failure("failed", "it was called there, but never awaited")
+        operation.report_failure("failed", "it was called there, but never awaited")
     else:
         reason: Reason = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
-        operation.tell_failure(reason, f"{reason_of(error)}, before it began")
+        operation.report_failure(reason, f"{reason_of(error)}, before it began")
     operation.discard()
 
 
 def refuse(operation: Operation, error: BaseException) -> None:
     """End ``operation`` on the other ranks, because its caller got ``error`` instead of a call."""
-    operation.tell_failure("refused", text_of(error) or type(error).__name__)
+    operation.report_failure("refused", text_of(error) or type(error).__name__)
     operation.discard()

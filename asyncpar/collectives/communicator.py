@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,6 +32,7 @@ from asyncpar.collectives.recovery import Agreed
 from asyncpar.collectives.revocation import revocation_of
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.table import CLOSED, OperationTable
+from asyncpar.collectives.wait_report import describe_wait
 from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.names import AnyAlgorithm, Name
@@ -404,7 +405,7 @@ class Communicator(ArrayOperations):
         for operation in [*group.pending(), *self._messages.pending()]:
             if operation.failure is None:
                 message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
-                operation.tell_failure("timeout", text, lost=rank)
+                operation.report_failure("timeout", text, lost=rank)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
 
@@ -487,7 +488,7 @@ class Communicator(ArrayOperations):
         group.given_up = self._engine.table.links.rank, "it was closed here"
         for operation in [*group.pending(), *self._messages.pending()]:
             if operation.failure is None:
-                operation.tell_failure("failed", CLOSED)
+                operation.report_failure("failed", CLOSED)
                 operation.fail(UsageError(f"{operation.label}: group {group.name} was closed on this rank"))
         group.channels[:] = self._messages.close()
         self._engine.close()
@@ -523,7 +524,7 @@ class Communicator(ArrayOperations):
         """Describe how long each running operation of this rank has waited, for which rank, and what is known of it."""
         now = self._engine.table.now()
         pending = [*self._engine.group.pending(), *self._messages.pending()]
-        return [operation.describe_wait(now) for operation in pending if operation.is_waiting]
+        return [describe_wait(operation, now) for operation in pending if operation.is_waiting]
 
     # -- messages between two ranks --------------------------------------------------------------------------------
 
@@ -799,7 +800,7 @@ async def overdue(
     pending = communicator._messages.pending() if is_message else engine.group.pending()
     for operation in pending:
         if operation.is_waiting and (wanted is None or wanted in operation.waits_for()):
-            return await engine.table.overdue(operation, text, seconds)
+            return await engine.table.waits.overdue(operation, text, seconds)
     return PeerTimeout(f"{text}: nothing is under way any more")
 
 
@@ -838,13 +839,6 @@ def step_meter(communicator: Communicator, name: str) -> StepMeter:
     return StepMeter(links.recorder, name, group=world_number(links.world.generation) if is_whole else 0)
 
 
-STEP_INSTEAD: Final = (
-    'run the model itself on each of step.portions, then step.add(portion, gradients), step.reduce("mean") and '
-    "step.update(optimizer, gradients); local steps are those of job.rounds"
-)
-"""Advice for programs of elastic jobs, in place of averaging gradients."""
-
-
 def announce_leaving(communicator: Communicator) -> None:
     """Announce to the other ranks of the world that this one makes no more calls, in any group, and leaves soon.
 
@@ -854,11 +848,16 @@ def announce_leaving(communicator: Communicator) -> None:
     communicator._engine.table.announce_leaving()
 
 
-def refuse_elastic(communicator: Communicator, what: str, instead: str = STEP_INSTEAD) -> None:
-    """Raise ``UsageError`` for ``what``, which requires fixed ranks, if the world belongs to an elastic job."""
-    links = communicator._engine.table.links
-    if links.is_elastic:
-        raise UsageError(
-            f"{what}: expected ranks that stay, got those of generation {links.world.generation} of an elastic job, "
-            f"which others follow; {instead}"
-        )
+FixedRanksUse: TypeAlias = Literal["averaging", "replicas", "sharding"]
+"""Uses of fixed ranks for which an elastic job has other ways: to average gradients, to average those of a process's
+replicas, and to shard the state of an optimizer."""
+
+
+def refuse_elastic(communicator: Communicator, what: str, use: FixedRanksUse = "averaging") -> None:
+    """Raise ``UsageError`` for ``what``, which requires fixed ranks, if the world belongs to an elastic job.
+
+    The job makes the error, with advice for this ``use``.
+    """
+    refuse = communicator._engine.table.links.refuse_fixed_ranks
+    if refuse is not None:
+        raise refuse(what, use)

@@ -60,7 +60,7 @@ class ControlCalls(Generic[T]):
                 future.set_exception(error)
                 future.exception()
 
-    def tell(self, rank: int, place: Place, content: bytes) -> None:
+    def send(self, rank: int, place: Place, content: bytes) -> None:
         """Send the machine of ``rank`` a message about ``place``."""
         self._links.control(rank, self._kind, Key(*place, 0), content)
 

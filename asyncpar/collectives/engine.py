@@ -205,7 +205,7 @@ class Engine:
         if wanted is None:
             chosen = self.policy.choose(operation, payload, arena=arena)
             if not arena and self.size > 1 and self.policy.pin.find(operation, payload) == ARENA:
-                self._tell_fallback(operation, chosen)
+                self._report_fallback(operation, chosen)
             return chosen
         if not isinstance(wanted, str):
             raise UsageError(f"algorithm: expected a name, got {wanted!r}")
@@ -468,7 +468,7 @@ class Engine:
             site=site,
         )
 
-    def _tell_fallback(self, operation: str, chosen: str) -> None:
+    def _report_fallback(self, operation: str, chosen: str) -> None:
         if operation in self.table.fallbacks:
             return
         self.table.fallbacks.add(operation)
@@ -483,7 +483,7 @@ class Engine:
 
     def _why_not(self) -> str:
         if self.table.arena is None:
-            return "this rank's host has none (its log says why)"
+            return "this rank's host has none (its log has the reason)"
         if self.arena is None:
             return "that needs two ranks or more, all on one host"
         return "operations of unequal lengths or on objects go by messages"

@@ -144,13 +144,13 @@ def _check_expected(engine: Engine, sent: Array, expected: Array, what: str) -> 
     """Raise the same on all ranks unless each gets what it expects; ``sent`` is by sender, ``expected`` by receiver."""
     different = np.argwhere(expected != sent.T).tolist()
     if different:
-        told = [
+        differences = [
             f"rank {engine.ranks[sender]} sends {sent[sender, receiver]} {what} where rank {engine.ranks[receiver]} "
             f"expects {expected[receiver, sender]}"
             for receiver, sender in different[:_SHOWN]
         ]
         more = f", and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-        raise OperationMismatch(f"{', '.join(told)}{more} (group {engine.group.name})")
+        raise OperationMismatch(f"{', '.join(differences)}{more} (group {engine.group.name})")
 
 
 def _plan_all_to_all_v(engine: Engine, x: Array, sent: list[int], received: list[int], *, longest: int) -> Plan:

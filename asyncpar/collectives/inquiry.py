@@ -74,7 +74,7 @@ class Inquiry:
         for rank in ranks:
             self._unanswered.setdefault(rank, now)
 
-    def hear(self, rank: int, answer: Answer) -> None:
+    def record_answer(self, rank: int, answer: Answer) -> None:
         """Record the answer of ``rank``."""
         self._unanswered.pop(rank, None)
         self.answers[rank] = answer
@@ -82,12 +82,12 @@ class Inquiry:
     @property
     def waits(self) -> dict[int, WaitEdge]:
         """The waits of other ranks, by rank; a rank's own report takes precedence over those of others."""
-        told = [wait for answer in self.answers.values() for wait in answer.waits]
+        reported = [wait for answer in self.answers.values() for wait in answer.waits]
         own = [wait for rank, answer in self.answers.items() for wait in answer.waits if wait.rank == rank]
-        heard = {wait.rank: wait for wait in (*told, *own)}
+        latest = {wait.rank: wait for wait in (*reported, *own)}
         return {
             rank: wait
-            for rank, wait in heard.items()
+            for rank, wait in latest.items()
             if rank not in self.answers or any(wait.rank == rank for wait in self.answers[rank].waits)
         }
 

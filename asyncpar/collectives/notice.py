@@ -28,7 +28,7 @@ class GroupNotice:
         self._sequence = engine.skip(key)
         self.is_given = engine.table.take_abort(engine.group, self._sequence)
         self.on_given: Callable[[], None] | None = None
-        engine.group.notices[self._sequence] = self._hear
+        engine.group.notices[self._sequence] = self._receive
 
     def give(self) -> None:
         """Notify all other ranks, over links that are opened if necessary; lost ranks are left out."""
@@ -41,7 +41,7 @@ class GroupNotice:
         """Stop listening.  Idempotent."""
         self._engine.group.notices.pop(self._sequence, None)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         if not self.is_given:
             self.is_given = True
             if self.on_given is not None:

@@ -18,14 +18,7 @@ from asyncpar.collectives.revocation import Revocation
 from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.observe.recorder import NO_TICKET, Recorder
 from asyncpar.core.observe.records import RECORD_BYTES, RECORDS_OFFSET, STATE_OFFSET, EventState
-from asyncpar.core.observe.waits import (
-    WaitEdge,
-    WaitNotice,
-    describe_cycle,
-    describe_way,
-    find_cycle,
-    follow_waits,
-)
+from asyncpar.core.observe.waits import WaitEdge
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links
@@ -50,9 +43,6 @@ TURN_SECONDS = 0.005
 """Seconds that operations which need not wait may run one after another before the loop gets its turn."""
 
 _REMEMBERED = 256
-_NOWHERE = ("in no operation", "in that operation")
-"""Beginnings of answers from ranks that are in no other operation."""
-
 _STARTED, _COMPLETED = int(EventState.STARTED), int(EventState.COMPLETED)
 _FAILED, _CANCELLED = int(EventState.FAILED), int(EventState.CANCELLED)
 
@@ -400,7 +390,7 @@ class Operation:
 
     def refresh(self, now: float) -> None:
         """Note progress that was made while nobody waited for it: bytes of incomplete messages."""
-        before, self._outstanding = self._outstanding, self._missing() | self._unsent()
+        before, self._outstanding = self._outstanding, self.missing_bytes() | self.unsent_bytes()
         if any(left < before.get(message, 0) for message, left in self._outstanding.items()):
             self.progress_at = now
 
@@ -434,7 +424,7 @@ class Operation:
         self.waiter = None
         self._close(_CANCELLED if self.failure is None else _FAILED)
 
-    def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
+    def report_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
         """Notify the audience that the operation has failed here, perhaps because rank ``lost`` is gone.
 
         With ``is_linked`` use only links that are up: every rank reports a lost one, and most detect it themselves.
@@ -504,7 +494,7 @@ class Operation:
             return False
         return asker.inquiry.is_sure(self.waits_for(), me=self.context.links.rank, now=now)
 
-    # -- descriptions ----------------------------------------------------------------------------------------------
+    # -- waits -----------------------------------------------------------------------------------------------------
 
     def waits_for(self) -> list[int]:
         """Return the ranks that this operation waits for, the one it needs next first."""
@@ -532,83 +522,7 @@ class Operation:
         waits = dict(asker.inquiry.waits) if asker is not None and asker.inquiry is not None else {}
         return waits if own is None else waits | {own.rank: own}
 
-    def find_deadlock(self) -> str:
-        """Return a description of the cycle of waits that this operation is part of, "" if none is known."""
-        cycle = find_cycle(self.known_waits().values(), self.context.links.rank)
-        return describe_cycle(cycle) if cycle else ""
-
-    def notice_wait(self, now: float) -> WaitNotice:
-        """Return the notice that reports its wait."""
-        links, culprit = self.context.links, self.find_culprit(now)
-        ranks = self.waits_for()
-        rank = culprit.rank if culprit is not None else ranks[0] if ranks else None
-        return WaitNotice(
-            operation=self.label if self.home.name == "world" else f"{self.label} of group {self.home.name}",
-            seconds=now - self.progress_at,
-            site=self.site,
-            culprit=rank,
-            host="" if rank is None else links.world.members[rank].host,
-            where="" if rank is None else self.describe_program(rank, culprit),
-            cycle=self.find_deadlock(),
-        )
-
-    @property
-    def _conditions(self) -> dict[int, str]:
-        return self.context.links.observer.conditions
-
-    def describe_program(self, rank: int, culprit: Culprit | None) -> str:
-        """Describe the program of ``rank``, as in ``is in user code at train.py:57``, as far as it is known."""
-        if rank in self._conditions:
-            return self._conditions[rank]
-        if culprit is not None and culprit.silent_for is not None:
-            return f"has not answered for {culprit.silent_for:.1f} s"
-        answer = self.answers.get(rank)
-        if answer is not None and answer.text.startswith("in ") and not answer.text.startswith(_NOWHERE):
-            return f"is {answer.text}"
-        return culprit.where if culprit is not None else ""
-
-    def describe_wait(self, now: float) -> str:
-        """Describe how long the operation has waited, for which rank, and what is known of that rank."""
-        me = f"rank {self.context.links.rank}: {self.label}"
-        waited = f"{now - self.progress_at:.1f} s"
-        ranks = self.waits_for()
-        if not ranks:
-            return f"{me} waited {waited} for any rank" if self.waiter is not None else f"{me} was not waiting"
-        answer = self.answers.get(ranks[0])
-        known = "not heard of since" if answer is None else f"last heard {now - answer.at:.1f} s ago, {answer.text}"
-        culprit = self.find_culprit(now)
-        behind = self._describe_culprit(culprit, ranks[0])
-        return f"{me} waited {waited} for rank {ranks[0]} ({known}{self._describe_flow(now)}){behind}"
-
-    def _describe_culprit(self, culprit: Culprit | None, awaited: int) -> str:
-        """Describe the cause of its wait, in addition to the description of rank ``awaited``."""
-        rank = awaited if culprit is None else culprit.rank
-        does = self.describe_program(rank, culprit)
-        deadlock = self.find_deadlock()
-        text = ""
-        if culprit is not None and rank != awaited:
-            way = follow_waits(self.known_waits(), awaited)
-            ends = [place for place, wait in enumerate(way, 1) if wait.awaited == rank]
-            path = f" ({describe_way(way[: ends[0]])})" if ends and ends[0] > 1 else ""
-            text = f"; behind it is rank {rank}{path}: {culprit.describe()}"
-        answer = self.answers.get(awaited)
-        is_said = rank == awaited and answer is not None and does.removeprefix("is ") == answer.text
-        is_silent = culprit is not None and culprit.silent_for is not None and rank not in self._conditions
-        if does and does not in text and not is_said and not is_silent:
-            text += f"; rank {rank} {does}"
-        return f"{text}; {deadlock}" if deadlock else text
-
-    def _describe_flow(self, now: float) -> str:
-        """Describe how many bytes have moved; "" if there are none to move."""
-        if not self.posts and not self.sendings:
-            return ""
-        due, sent = self.payload_posted, self.payload_sent
-        came, went = due - sum(self._missing().values()), sent - sum(self._unsent().values())
-        seconds = max(now - self.started_at, 1e-3)
-        rate = (came + went) / seconds / 1e6
-        return f"; {came} of {due} bytes came and {went} of {sent} went in {seconds:.1f} s, {rate:.3g} MB/s"
-
-    def _missing(self) -> dict[object, int]:
+    def missing_bytes(self) -> dict[object, int]:
         """Return the number of bytes of each posted message that have not arrived."""
         if self.route is None:
             return {}
@@ -619,7 +533,7 @@ class Operation:
             if not future.done()
         }
 
-    def _unsent(self) -> dict[object, int]:
+    def unsent_bytes(self) -> dict[object, int]:
         """Return the number of bytes of each sent message that have not left."""
         return {sending: sending.waiting_bytes for sending in self.sendings}
 
@@ -670,3 +584,15 @@ class Cancellable:
     def cancel(self, msg: object = None) -> bool:
         self._operation.why_cancelled = why_cancelled(msg)
         return self._future.cancel(msg)
+
+
+def take_turn(operation: Operation) -> Generator[Any, Any, None]:
+    """Let the loop run its other callbacks; if the task is cancelled meanwhile, ``operation`` records the reason."""
+
+    def end() -> None:
+        if not turn.done():
+            turn.set_result(None)
+
+    turn: asyncio.Future[None] = operation.context.loop.create_future()
+    operation.context.loop.call_soon(end)
+    yield from Cancellable(turn, operation).__await__()

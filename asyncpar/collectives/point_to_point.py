@@ -263,7 +263,7 @@ class PointToPoint:
             operation.is_standing = False
             operation.started_at = operation.progress_at = self._table.now()
             self._record(operation, EventKind.RECEIVE, None, peer, is_called=False)
-            self._table.watch(operation)
+            self._table.waits.watch(operation)
 
     async def _matched(self, request: _PendingReceive) -> _Slot:
         try:

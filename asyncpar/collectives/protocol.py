@@ -52,7 +52,7 @@ def difference(rank: int, one: Description, other_rank: int, other: Description,
         rank, one, other_rank, other = other_rank, other, rank, one
     texts = [one.text, other.text]
     if texts[0] == texts[1]:
-        texts = [f"{text} by {said.algorithm}" for text, said in zip(texts, (one, other), strict=True)]
+        texts = [f"{text} by {called.algorithm}" for text, called in zip(texts, (one, other), strict=True)]
     return f"rank {rank} calls {texts[0]} where rank {other_rank} calls {texts[1]} ({where})"
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from asyncpar.errors import PeerError, ProtocolError, StaleGeneration, WorldRevoked
 
-_TELLS_ALL: Final = 32
+_NOTIFIES_ALL: Final = 32
 """Up to this number of ranks, each notifies all others."""
 
 _CAUSE_CHARACTERS: Final = 2048
@@ -107,10 +107,10 @@ def decode_revocation(payload: bytes, *, number: int, generation: int, size: int
     return revocation
 
 
-def told_by(rank: int, ranks: Sequence[int]) -> list[int]:
+def notified_by(rank: int, ranks: Sequence[int]) -> list[int]:
     """Return the ranks that ``rank``, one of ``ranks``, notifies when it learns that their group is revoked."""
     size, place = len(ranks), ranks.index(rank)
-    if size <= _TELLS_ALL:
+    if size <= _NOTIFIES_ALL:
         return [other for other in ranks if other != rank]
     distances = [1 << bit for bit in range((size - 1).bit_length())]
     places = dict.fromkeys((place + sign * distance) % size for distance in distances for sign in (1, -1))

@@ -130,7 +130,7 @@ def scatter(
     check_only_root(x, "x", engine.rank, root)
     source = check_leading(check_array(x), engine.size) if engine.rank == root else None
     if source is None and out is None:
-        raise UsageError(f"out: expected an array on every rank but root {root}, to tell shape and dtype; got None")
+        raise UsageError(f"out: expected an array on every rank but root {root}, to give shape and dtype; got None")
     target = (
         check_out(out, source.shape[1:], source.dtype)
         if source is not None

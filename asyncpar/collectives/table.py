@@ -1,26 +1,23 @@
-"""The operations of one rank: dispatch of frames and link events to them, timeouts, and inquiries."""
+"""The operations of one rank, and the dispatch of frames and link events to them."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
 from asyncpar.collectives.ledger import (
     KEYED,
     ChannelLedger,
-    GroupLedger,
     KnowsPast,
     NameClaims,
     channel_number,
     world_number,
 )
+from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.operation import Closes, Group, Operation, OperationContext, show
 from asyncpar.collectives.protocol import (
-    MOST_WAITS,
     Abort,
     Description,
     Probe,
@@ -30,11 +27,9 @@ from asyncpar.collectives.protocol import (
     encode_control,
     shortened,
 )
-from asyncpar.collectives.revocation import Revocation, decode_revocation, encode_revocation, told_by
+from asyncpar.collectives.revocation import Revocation, decode_revocation, encode_revocation, notified_by
 from asyncpar.collectives.shared_memory.group import ArenaHost
-from asyncpar.core.observe.recorder import NO_TICKET
-from asyncpar.core.observe.waits import follow_waits
-from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost
 from asyncpar.net.arena.run_queue import RunQueue
 from asyncpar.net.transport.links import LEFT, Links, as_reported
 from asyncpar.net.transport.protection import DAMAGED
@@ -44,31 +39,14 @@ if TYPE_CHECKING:
     from asyncpar.collectives.completion.service import ContributorChoices
     from asyncpar.collectives.fault_tolerance.service import SurvivorAgreements
 
-PROBE_AFTER: Final = 1.0
-"""Seconds without progress after which an operation asks the ranks it waits for where they are, and interval of
-repeats."""
-
-_TELL_AFTER: Final = 0.02
-"""Seconds after which an answer that this rank got is passed on to those that asked it."""
-
-_REST: Final = 0.002
-"""Seconds of rest for each operation that was inspected, which took a twentieth of that: thousands may wait."""
-
 _REMEMBERED_ABORTS = 4096
 _REMEMBERED_CLOSED = 4096
 _REMEMBERED_REVOCATIONS = 4096
 
-_IN_IT_TOO: Final = "in that operation too"
-_TOLD: Final = ("timeout", "failed", "cancelled")
+_BLAMING: Final = ("timeout", "failed", "cancelled")
 """Reasons of an abort that may blame another rank than its sender."""
 
 CLOSED: Final = "the group was closed there"
-
-
-def _ask_after(timeout: float | None, warn_after: float | None) -> float:
-    """Return the seconds without progress after which an operation asks other ranks, and between repeats."""
-    limits = [limit for limit in (timeout, warn_after) if limit is not None]
-    return min(PROBE_AFTER, min(limits, default=math.inf) / 4)
 
 
 class OperationTable:
@@ -79,26 +57,22 @@ class OperationTable:
         self.loop = asyncio.get_running_loop()
         self.arena = arena
         self.now = self.loop.time
-        self.context = OperationContext(links, self.watch)
+        self._groups: dict[int, Group] = {}
+        self.waits = LongWaits(links, self._groups, self._is_through)
+        self.context = OperationContext(links, self.waits.watch)
         self.claims = NameClaims()
         self.devices: Closes | None = None
         """The CUDA and NCCL state, once device arrays were used."""
         self.fallbacks: set[str] = set()
         """Operations for which the log has reported that they cannot run as pinned."""
-        self._groups: dict[int, Group] = {}
         self.aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
         """Aborts by peers of operations that were not called here yet: the rank, and its message."""
         self._closed: OrderedDict[int, Revocation | KnowsPast | None] = OrderedDict()
         """The numbers of groups that are no longer used here, with the reason if they were revoked, or else with the
         numbers of their operations, if any: other ranks may be behind in these."""
         self._revoked: OrderedDict[int, Revocation] = OrderedDict()
-        self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
-        """By asking rank and operation: when it asked, and the answer that it got."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._telling: asyncio.TimerHandle | None = None
         self._is_leaving = False
         """Whether this rank has made all of its calls.  See ``announce_leaving``."""
-        self._rest_until = 0.0
         self._agreements: SurvivorAgreements | None = None
         self._choices: ContributorChoices | None = None
         links.operations = self
@@ -157,9 +131,9 @@ class OperationTable:
         assert operation.route is not None
         operation.route.active[operation.sequence] = operation
         if self.aborted:
-            told = self.aborted.pop((operation.route.number, operation.sequence), None)
-            if told is not None:
-                operation.fail(_error_of(operation, *told))
+            reported = self.aborted.pop((operation.route.number, operation.sequence), None)
+            if reported is not None:
+                operation.fail(_error_of(operation, *reported))
 
     def take_abort(self, group: Group, sequence: int) -> bool:
         """Forget that a peer has given up ``sequence``, which was not called yet; return whether one had."""
@@ -189,14 +163,14 @@ class OperationTable:
         if len(self._revoked) > _REMEMBERED_REVOCATIONS:
             self._revoked.popitem(last=False)
         if self.links.rank in revocation.ranks and self.links.closed is None:
-            for rank in told_by(self.links.rank, revocation.ranks):
-                self._tell_revoked(rank, revocation)
+            for rank in notified_by(self.links.rank, revocation.ranks):
+                self._send_revocation(rank, revocation)
         self.links.is_revoked |= number == world_number(self.links.world.generation)
         for group in list(self._groups.values()):
             if number == group.number or number in group.ancestors:
                 self._end(group, revocation)
 
-    def _tell_revoked(self, rank: int, revocation: Revocation) -> None:
+    def _send_revocation(self, rank: int, revocation: Revocation) -> None:
         self.links.control(rank, FrameKind.REVOKE, Key(revocation.number, 0, 0), encode_revocation(revocation))
 
     def _end(self, group: Group, revocation: Revocation) -> None:
@@ -236,16 +210,16 @@ class OperationTable:
             if isinstance(group.ledger, ChannelLedger) or group.is_closed or group.revocation is not None:
                 continue
             for rank in group.members - {me}:
-                self._tell_leaving(rank, group.number, group.ledger.next_numbers())
+                self._send_leaving(rank, group.number, group.ledger.next_numbers())
                 number = channel_number(group.number, me, rank)
                 ledger = self._groups[number].ledger if number in self._groups else ChannelLedger()
-                self._tell_leaving(rank, number, ledger.next_numbers())
-        for rank, key in list(self._askers):
+                self._send_leaving(rank, number, ledger.next_numbers())
+        for rank, key in self.waits.askers:
             known = self._groups.get(key.group)
             if not (self._is_through(key) or (known is not None and known.find(key.sequence))):
-                self._tell_leaving(rank, key.group, [key.sequence])
+                self._send_leaving(rank, key.group, [key.sequence])
 
-    def _tell_leaving(self, rank: int, number: int, sequences: Iterable[int]) -> None:
+    def _send_leaving(self, rank: int, number: int, sequences: Iterable[int]) -> None:
         """End the operations ``sequences`` of the group ``number`` on ``rank``."""
         payload = encode_control(Abort("lost", LEFT, rank=self.links.rank))
         for sequence in sequences:
@@ -269,11 +243,13 @@ class OperationTable:
             case FrameKind.PROBE:
                 self._on_probe(rank, header.key, decode_control(payload, Probe))
             case FrameKind.STATUS:
-                self._on_status(rank, header.key, decode_control(payload, Status))
+                operation, status = self._operation(header.group, header.sequence), decode_control(payload, Status)
+                if operation is not None:
+                    self.waits.take_status(rank, operation, status)
             case FrameKind.AGREE:
-                self.agreements.heard(rank, header.key, payload)
+                self.agreements.receive(rank, header.key, payload)
             case FrameKind.CONTRIBUTORS:
-                self.choices.heard(rank, header.key, payload)
+                self.choices.receive(rank, header.key, payload)
             case FrameKind.REVOKE:
                 world = self.links.world
                 number, generation = header.group, world.generation
@@ -284,7 +260,7 @@ class OperationTable:
             if rank in group.members:
                 for operation in group.pending():
                     if operation.failure is None:  # only the link may be lost, which no other rank sees
-                        operation.tell_failure("lost", error.cause or str(error), lost=rank, is_linked=True)
+                        operation.report_failure("lost", error.cause or str(error), lost=rank, is_linked=True)
                     operation.fail(operation.lost(error))
 
     def job_ends(self, error: PeerLost) -> None:
@@ -307,20 +283,15 @@ class OperationTable:
             self._choices.close(error)
         if self.devices is not None:
             self.devices.close()
-        if self._timer is not None:  # it would keep everything of this node alive until it fires
-            self._timer.cancel()
-            self._timer = None
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        self.waits.close()
 
     # -- failures that peers report ----------------------------------------------------------------------------------
 
     def _on_abort(self, rank: int, key: Key, abort: Abort) -> None:
         group = self._groups.get(key.group)
-        hear = None if group is None else group.notices.get(key.sequence)
-        if hear is not None:
-            hear()
+        on_notice = None if group is None else group.notices.get(key.sequence)
+        if on_notice is not None:
+            on_notice()
             return
         operation = self._operation(key.group, key.sequence)
         if operation is not None:
@@ -365,196 +336,6 @@ class OperationTable:
         )
         self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("mismatch", shortened(text))))
 
-    # -- long waits --------------------------------------------------------------------------------------------------
-
-    def watch(self, operation: Operation) -> None:
-        """Make ``operation`` ask other ranks when its wait is long, and time out when it is too long."""
-        if operation.is_standing:
-            return
-        timeout = operation.home.limits.timeout
-        due = max(operation.started_at + _ask_after(timeout, self.links.observer.warn_after), self._rest_until)
-        self._look_at(due)
-        if self._askers and self._telling is None:  # ranks that wait for this one learn that it has come
-            self._telling = self.loop.call_later(_TELL_AFTER, self._tell_begun, operation)
-
-    def _look_at(self, due: float) -> None:
-        """Inspect all operations at ``due``, if not before."""
-        if self._timer is None or due < self._timer.when():
-            self._arm(due)
-
-    def _arm(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_at(due, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        now = self.now()
-        running = [
-            operation
-            for group in list(self._groups.values())
-            for operation in group.pending()
-            if operation.is_waiting and operation.failure is None
-        ]
-        due = now + PROBE_AFTER
-        for operation in running:
-            operation.refresh(now)
-            self._record_wait(operation)
-            timeout = operation.home.limits.timeout
-            if timeout is not None:
-                deadline = operation.progress_at + timeout
-                if now >= deadline:
-                    self._time_out(operation, now)
-                    continue
-                due = min(due, deadline)
-            every = _ask_after(timeout, self.links.observer.warn_after)
-            due = min(due, self._inquire(operation, now, every=every), self._warn(operation, now))
-        self._tell_askers(now)
-        self._rest_until = now + _REST * len(running)
-        if running and not self.links.is_closing:
-            self._arm(max(due, self._rest_until))
-
-    def _record_wait(self, operation: Operation) -> None:
-        """Record the rank for which a collective operation has waited for long."""
-        ranks = operation.waits_for() if operation.ticket != NO_TICKET and operation.route is not None else []
-        if ranks:
-            self.links.recorder.awaits(operation.ticket, ranks[0])
-
-    def _warn(self, operation: Operation, now: float) -> float:
-        """Report, once, that ``operation`` waits for long; return when to inspect it again."""
-        observer = self.links.observer
-        if observer.warn_after is None or operation.has_warned:
-            return math.inf
-        due = operation.progress_at + observer.warn_after
-        if now >= due:
-            if observer.is_crowded:
-                return now + PROBE_AFTER
-            operation.has_warned = True
-            observer.report_waiting(operation, operation.notice_wait(now))
-            return math.inf
-        return due
-
-    def _time_out(self, operation: Operation, now: float) -> None:
-        ranks = operation.waits_for()
-        message = operation.describe_wait(now)
-        culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
-        if culprit is None:
-            operation.tell_failure("failed", f"PeerTimeout: {message}")
-            operation.fail(PeerTimeout(message, operation=operation.label, cause="no rank did its part in time"))
-            return
-        host = self.links.world.members[culprit.rank].host
-        operation.tell_failure("timeout", f"PeerTimeout: {message}", lost=culprit.rank)
-        operation.fail(
-            PeerTimeout(message, rank=culprit.rank, host=host, operation=operation.label, cause=culprit.describe())
-        )
-
-    # -- the rank that holds an operation up -------------------------------------------------------------------------
-
-    async def overdue(self, operation: Operation, text: str, seconds: float) -> PeerTimeout:
-        """Return the error that names, after ``text``, the rank for which ``operation`` waits; the operation goes on.
-
-        Other ranks are asked for ``seconds`` at most, and for less if one reports that it is the cause, or is silent.
-        """
-        end = self.now() + seconds
-        while not operation.is_over and operation.failure is None and self.now() < end:
-            self._ask_on(operation, self.now())
-            if operation.is_culprit_sure(self.now()):
-                break
-            await asyncio.sleep(_TELL_AFTER)
-        now, ranks = self.now(), operation.waits_for()
-        culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
-        wait = operation.describe_wait(now)
-        if culprit is None:
-            return PeerTimeout(f"{text}; it goes on: {wait}", operation=operation.label)
-        return PeerTimeout(
-            f"{text}, because of rank {culprit.rank}; it goes on: {wait}",
-            rank=culprit.rank,
-            host=self.links.world.members[culprit.rank].host,
-            operation=operation.label,
-            cause=culprit.describe(),
-        )
-
-    def _ask_on(self, operation: Operation, now: float) -> None:
-        """Ask the ranks that ``operation`` waits for, because another rank waits for this one: see ``inquiry.py``."""
-        if not operation.is_over and operation.failure is None and operation.waits_for():
-            every = _ask_after(operation.home.limits.timeout, self.links.observer.warn_after)
-            self._look_at(max(self._inquire(operation, now, every=every, is_asked=True), self._rest_until))
-
-    def _inquire(self, operation: Operation, now: float, *, every: float, is_asked: bool = False) -> float:
-        """Ask the ranks that ``operation`` waits for if that is due; return when to inspect it again.
-
-        The first inquiry is due ``every`` seconds after its last progress, or at once if this rank ``is_asked``.
-        """
-        asker = operation.asker
-        if asker is None:
-            return now + PROBE_AFTER
-        inquiry = asker.inquiry
-        if inquiry is None or inquiry.begun_at != operation.progress_at:
-            inquiry = asker.inquiry = Inquiry(operation.progress_at)
-        last = inquiry.asked_at
-        due = last + every if last is not None else now if is_asked else operation.progress_at + every
-        if now < due:
-            return due if last is None or now >= last + SILENT_AFTER else min(due, last + SILENT_AFTER)
-        ranks = operation.waits_for()
-        payload = encode_control(Probe(operation.description))
-        inquiry.ask(ranks, now)
-        for rank in ranks:
-            self.links.control(rank, FrameKind.PROBE, asker.key(), payload)
-        return now + min(every, SILENT_AFTER)
-
-    def _on_status(self, rank: int, key: Key, status: Status) -> None:
-        operation = self._operation(key.group, key.sequence)
-        if operation is None or operation.inquiry is None:
-            return
-        blamed = status.culprit
-        known = blamed is not None and 0 <= blamed < self.links.world.size
-        culprit = Culprit(blamed, status.silent_for, status.where) if blamed is not None and known else None
-        waits = tuple(wait for wait in status.waits if wait.rank != self.links.rank)
-        operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit, waits))
-        if self._telling is None and self._askers:  # one pass over all askers for many answers
-            self._telling = self.loop.call_later(max(_TELL_AFTER, _REST * len(self._askers)), self._tell_soon)
-
-    def _tell_begun(self, operation: Operation) -> None:
-        """Notify askers of ``operation``, which has begun while they already wait, and ask on."""
-        now = self.now()
-        if any(now - asked_at <= 2 * PROBE_AFTER for asked_at, _ in self._askers.values()):
-            self._ask_on(operation, now)
-        self._tell_soon()
-
-    def _tell_soon(self) -> None:
-        self._telling = None
-        self._tell_askers(self.now())
-
-    def _tell_askers(self, now: float) -> None:
-        """Answer recent askers again, if this rank has since learnt of another culprit."""
-        for (rank, key), (asked_at, told) in list(self._askers.items()):
-            if now - asked_at > 2 * PROBE_AFTER:
-                del self._askers[rank, key]
-                continue
-            status = self._status(key, rank)
-            is_other = status.culprit != told.culprit or (status.silent_for is None) != (told.silent_for is None)
-            if is_other or status.waits != told.waits:
-                self._askers[rank, key] = (asked_at, status)
-                self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
-
-    def _status(self, key: Key, asker: int) -> Status:
-        """Return the answer to rank ``asker``, which waits in the operation ``key`` for this rank."""
-        group, operation = self._groups.get(key.group), self._operation(key.group, key.sequence)
-        text = shortened(self._whereabouts(group, operation, key))
-        me, is_through = self.links.rank, self._is_through(key)
-        if not is_through and (operation is None or not operation.has_started):
-            operation = self._elsewhere(group)
-        if operation is None or not operation.has_started:
-            where = "" if is_through else shortened(self.links.observer.find_program())
-            return Status(text, None if is_through else me, where=where)
-        culprit = operation.find_culprit(self.now())
-        known = operation.known_waits()
-        way = follow_waits(known, me)  # first, so that it is passed on whole
-        waits = tuple(dict.fromkeys([*way, *(wait for _, wait in sorted(known.items()))]))[:MOST_WAITS]
-        if culprit is not None and culprit.rank != asker:
-            return Status(text, culprit.rank, culprit.silent_for, culprit.where, waits)
-        return Status(text, waits=waits)
-
     def _on_probe(self, rank: int, key: Key, probe: Probe) -> None:
         group = self._groups.get(key.group)
         operation = self._operation(key.group, key.sequence)
@@ -567,7 +348,7 @@ class OperationTable:
                 show(self.links, rank, key, past, is_answer=True)
                 return
             if group.revocation is not None:
-                self._tell_revoked(rank, group.revocation)
+                self._send_revocation(rank, group.revocation)
                 return
             if operation is None and group.given_up is not None and not group.is_stale(key.sequence):
                 culprit, why = group.given_up
@@ -577,19 +358,14 @@ class OperationTable:
         elif key.group in self._closed and not self._is_through(key):
             ending = self._closed[key.group]
             if isinstance(ending, Revocation):
-                self._tell_revoked(rank, ending)
+                self._send_revocation(rank, ending)
                 return
             self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
             return
         if self._is_leaving and operation is None and not self._is_through(key):
-            self._tell_leaving(rank, key.group, [key.sequence])
+            self._send_leaving(rank, key.group, [key.sequence])
             return
-        here = operation if operation is not None and operation.has_started else self._elsewhere(group)
-        if here is not None:
-            self._ask_on(here, self.now())
-        status = self._status(key, rank)
-        self._askers[rank, key] = (self.now(), status)
-        self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
+        self.waits.answer(rank, key)
 
     def _is_through(self, key: Key) -> bool:
         """Return whether the operation ``key`` is over here, perhaps in a group that has been closed since."""
@@ -599,50 +375,9 @@ class OperationTable:
         ending = self._closed.get(key.group)
         return ending is not None and not isinstance(ending, Revocation) and ending.is_past(key.sequence)
 
-    def _whereabouts(self, group: Group | None, operation: Operation | None, key: Key) -> str:
-        if operation is not None:
-            if not operation.has_started:
-                return "it has called that operation, but does not await it yet"
-            ranks = operation.waits_for()
-            return _IN_IT_TOO + (f", waiting for rank {ranks[0]}{_answer_of(operation, ranks[0])}" if ranks else "")
-        if self._is_through(key):
-            return "it is through with that operation"
-        here = self._elsewhere(group)
-        unknown = ", and has made no such group" if group is None else ""
-        if here is not None:
-            place = "" if here.home is group else f" of group {here.home.name}"
-            ranks = here.waits_for() if here.home is not group else []
-            awaited = f", waiting for rank {ranks[0]}" if ranks else ""
-            called = f" (called at {here.site})" if here.site else ""
-            is_message = here.label.startswith((f"{here.name} from ", f"{here.name} to "))
-            what = here.label if is_message else f"op {here.label.partition(' ')[2]} ({here.name})"
-            return f"in {what}{place}{awaited}{unknown}{called}"
-        done = group.ledger.last if group is not None and isinstance(group.ledger, GroupLedger) else 0
-        return (f"in no operation, after op #{done}" if done else "in no operation") + unknown
-
-    def _elsewhere(self, group: Group | None) -> Operation | None:
-        """Return an operation that this rank awaits, one of ``group`` if there is any.
-
-        One that waits for a certain rank comes before one that waits for any.
-        """
-        groups = list(self._groups.values()) if group is None else [group, *self._groups.values()]
-        awaited = [other for known in groups for other in known.pending() if other.is_waiting]
-        return next((other for other in awaited if other.waits_for()), awaited[0] if awaited else None)
-
     def _operation(self, group: int, sequence: int) -> Operation | None:
         known = self._groups.get(group)
         return None if known is None else known.find(sequence)
-
-
-def _answer_of(operation: Operation, rank: int) -> str:
-    """Describe what ``rank`` does instead of ``operation``, or what it knows of the rank that it waits for."""
-    answer = operation.answers.get(rank)
-    if answer is None:
-        return ""
-    if not answer.text.startswith(_IN_IT_TOO):
-        return f"; rank {rank} is {answer.text}"
-    _, semicolon, said = answer.text.partition("; ")
-    return semicolon + said
 
 
 def _number(operation: Operation) -> str:
@@ -661,9 +396,9 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
         kind = LinkDamaged if DAMAGED in cause else PeerLost
         error = kind(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)
-    is_told = abort.reason in _TOLD and abort.rank is not None and 0 <= abort.rank < len(members)
-    culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank
-    may_pass_on = is_told and abort.rank == me and abort.reason != "failed"
+    has_blame = abort.reason in _BLAMING and abort.rank is not None and 0 <= abort.rank < len(members)
+    culprit = abort.rank if has_blame and abort.rank is not None and abort.rank != me else rank
+    may_pass_on = has_blame and abort.rank == me and abort.reason != "failed"
     known = operation.find_culprit(operation.context.now()) if may_pass_on else None
     if known is not None and known.silent_for is not None:  # this rank is blamed, and only waits itself
         culprit = known.rank

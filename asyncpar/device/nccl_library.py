@@ -103,8 +103,8 @@ def _check_driver(runtime: Any) -> int:
         )
     if status.name == _NO_DEVICE or not count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        said = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
-        raise FabricUnavailable(f"nccl: this process sees no CUDA device{said}")
+        setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        raise FabricUnavailable(f"nccl: this process sees no CUDA device{setting}")
     if status.value:
         raise FabricUnavailable(f"nccl: CUDA does not start: cudaGetDeviceCount: {status.name}")
     return int(driver)

@@ -24,6 +24,7 @@ from asyncpar.core.observe.steps import StepMeter
 from asyncpar.core.signals import TERMINATION
 from asyncpar.elasticity.arithmetic import ArithmeticComparison, describe_arithmetic
 from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
+from asyncpar.elasticity.fixed_ranks import refuse_fixed_ranks
 from asyncpar.elasticity.healing import Healing
 from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.pipe import PipeWorlds
@@ -579,7 +580,8 @@ class ElasticJob:
     async def _bring_up(self, membership: Membership) -> None:
         """Start the node of a world and its actors, and get the parts of the state that this rank is to have in it."""
         self._node = await start_node(membership.attach)
-        self._node.links.is_elastic = True
+        links = self._node.links
+        links.refuse_fixed_ranks = partial(refuse_fixed_ranks, generation=links.world.generation)
         self._meter = step_meter(self._node.world, "training")
         if self.arithmetic:
             await self._comparison.compare(self._node, self.arithmetic)

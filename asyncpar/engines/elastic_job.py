@@ -121,7 +121,7 @@ class ElasticEngineJob:
             tasks.add(growing)
             return await self._follow(part, number, tasks)
         finally:
-            part.group.leave_unheard()
+            part.group.leave_at_once()
             for task in tasks | self._starting:
                 task.cancel()
             await asyncio.wait(tasks | self._starting)

@@ -47,7 +47,7 @@ class DeviceWants:
         ways = self.groups.replicas._engine.device_ways
         ways.note(_LINE, "on the device" if isinstance(self.codec, Identity) else way)
         if why is not None:
-            place.host.say_once(f"gradients: through pinned memory of the host, where {name} works, because {why}")
+            place.host.warn_once(f"gradients: through pinned memory of the host, where {name} works, because {why}")
         return why is not None
 
     def _why_staged(self, place: DevicePlace, libraries: str) -> str | None:

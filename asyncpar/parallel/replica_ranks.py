@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncpar.backends import CommunicationGroup, CommunicationRuntime
-from asyncpar.collectives.communicator import STEP_INSTEAD, refuse_elastic
+from asyncpar.collectives.communicator import refuse_elastic
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.parallel.config import DDP_GROUP
@@ -41,7 +41,7 @@ class ReplicaRanks:
             if self._synchronizer is not None:
                 return
             communicator = self.group.communicator
-            refuse_elastic(communicator, "DataParallel with a runtime", "make it without one, and " + STEP_INSTEAD)
+            refuse_elastic(communicator, "DataParallel with a runtime", "replicas")
             communicator.claim(self._claimed, self)
             try:
                 word = await make_equal(self._parameters, (), communicator, key=f"{self._name}/start")

@@ -89,7 +89,7 @@ class ElasticWorlds:
         )
         self._agent = asyncio.create_task(agent.run(), name="agent")
         job = simulated_job((1, 1), slots=_SLOTS, last_call=_LAST_CALL)
-        service.tell(JobOpened(number=1, terms=job.terms, record=encode_record(job)))
+        service.report(JobOpened(number=1, terms=job.terms, record=encode_record(job)))
         await self._slots.are_there.wait()
         return self
 

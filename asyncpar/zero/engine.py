@@ -69,7 +69,7 @@ class ZeroEngine:
         name: str = "zero",
         row_sums: RowSums | None = None,
     ) -> None:
-        refuse_elastic(communicator, "ZeRO", "use job.state(parameters, optimizer, zero=1), or 2, or 3")
+        refuse_elastic(communicator, "ZeRO", "sharding")
         self.parameters = distinct(parameters)
         for parameter in self.parameters:
             if not getattr(parameter, "is_released", False):  # those of other modules are never frozen

@@ -1,6 +1,6 @@
 """Run the pods of a job of Kubernetes on this machine: each is a set of namespaces, whose names resolve late.
 
-    asyncpar k8s --image none --nodes 2 --python "$(which python)" --dry-run train.py | python scripts/bench/pods.py
+    asyncpar k8s --image none --nodes 2 --python "$(which python)" --dry-run train.py | scripts/bench/run pods
 
 Takes the manifests that `kubectl create` would get (a JobSet, or an indexed Job, with its Secret), and runs the command
 of each container with the environment, host name, files and volumes that a kubelet gives it.  A pod has a network, an

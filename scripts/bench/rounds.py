@@ -1,16 +1,67 @@
-"""Rounds of jobs: in each round every job runs once, one after the other; one that fails does not stop the others."""
+"""Rounds of jobs and their figures.
+
+In each round every job runs once, one after the other; one that fails does not stop the others.  Figures are medians
+over rounds, and ratios within rounds.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from scripts.bench.environments import JobFailedError
-from scripts.bench.samples import Figures, Record
+from scripts.bench.jobs import JobFailedError, tell
+
+Record: TypeAlias = Mapping[str, Any]
+"""What was measured once; its kind is under ``what``."""
+
+Key: TypeAlias = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Samples:
+    """Figures by key and round."""
+
+    rounds: dict[Key, dict[int, float]] = field(default_factory=dict)
+
+    def add(self, turn: int, key: Key, figure: float) -> None:
+        self.rounds.setdefault(key, {})[turn] = figure
+
+    def median(self, key: Key) -> float | None:
+        """Return the median over rounds; None without a figure."""
+        return statistics.median(self.rounds[key].values()) if key in self.rounds else None
+
+    def ratio(self, key: Key, base: Key) -> float | None:
+        """Return how many times ``base`` a figure is: the median of what it is within each round."""
+        ours, theirs = self.rounds.get(key, {}), self.rounds.get(base, {})
+        ratios = [ours[turn] / theirs[turn] for turn in ours if theirs.get(turn)]
+        return statistics.median(ratios) if ratios else None
+
+
+@dataclass(slots=True)
+class Figures:
+    """All records, each with the number of its round."""
+
+    records: list[tuple[int, Record]] = field(default_factory=list)
+
+    def add(self, turn: int, record: Record) -> None:
+        self.records.append((turn, record))
+
+    def of(self, *kinds: str) -> list[tuple[int, Record]]:
+        """Return the records of some kinds."""
+        return [(turn, record) for turn, record in self.records if record["what"] in kinds]
+
+    def samples(self, what: str, names: Sequence[str], figure: str) -> Samples:
+        """Return ``figure`` of all records of one kind, by what they have under ``names``."""
+        samples = Samples()
+        for turn, record in self.of(what):
+            if figure in record:
+                samples.add(turn, tuple(str(record[name]) for name in names), record[figure])
+        return samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +85,6 @@ def play(jobs: Iterable[Job], figures: Figures, failures: list[str], *, turn: in
             continue
         for record in records:
             figures.add(turn, {**record, **job.marks})
-
-
-def tell(text: str) -> None:
-    """Say how it goes, apart from the results."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def report(

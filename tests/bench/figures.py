@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.bench.samples import Figures, Record
+from scripts.bench.rounds import Figures, Record
 
 
 def figures_of(*rounds: Sequence[Record]) -> Figures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.bench.actor_figures import Figures, figure_table, judge, soak_table, verdict_table
+from scripts.bench.compare.actor_figures import Figures, figure_table, judge, soak_table, verdict_table
 
 
 def figures() -> Figures:

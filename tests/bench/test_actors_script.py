@@ -1,4 +1,4 @@
-"""scripts/bench/actors.py as people run it: small, and with peers that are stand-ins."""
+"""scripts/bench/compare/actors.py as people run it: small, and with peers that are stand-ins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.actors import main
+from scripts.bench.compare.actors import main
 from tests.bench.refusals import refusal_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "actors.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "actors.py"
 SMALL = ("--rounds", "1", "--budget", "0.02", "--sizes", "1K", "--idle", "20", "--first", "1000")
 ASK = '{"figure": "ask", "seconds": %s, "p99": 1.0, "calls": 1, "wrong": %d}'
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.bank import main
-from scripts.bench.bank_judge import (
+from scripts.bench.chaos.bank import main
+from scripts.bench.chaos.bank_judge import (
     LEAST_SAMPLES,
     MOST_DESCRIPTORS,
     MOST_MEGABYTES,
@@ -20,9 +20,9 @@ from scripts.bench.bank_judge import (
     judge_bank,
     largest_growth,
 )
-from scripts.bench.bank_rank import TOTAL
-from scripts.bench.chaos_judge import Logs
-from scripts.bench.siege_judge import Hit, Line
+from scripts.bench.chaos.bank_rank import TOTAL
+from scripts.bench.chaos.chaos_judge import Logs
+from scripts.bench.chaos.siege_judge import Hit, Line
 from tests.bench.refusals import refusal_of
 
 STEPS = 6

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.chaos import Fault, drain_rows, healing_seconds, join_rows, join_stalls, main, victim_rows
-from scripts.bench.chaos_agents import joins
-from scripts.bench.chaos_judge import Logs, Verdict, judge
-from scripts.bench.chaos_wire import line_share, received_bytes
-from scripts.bench.chaos_worlds import World, causes_of, crashes_in, ended_by_drains, false_deaths, worlds_in
-from scripts.bench.endurance import other_lineages
+from scripts.bench.chaos.chaos import Fault, drain_rows, healing_seconds, join_rows, join_stalls, main, victim_rows
+from scripts.bench.chaos.chaos_agents import joins
+from scripts.bench.chaos.chaos_judge import Logs, Verdict, judge
+from scripts.bench.chaos.chaos_wire import line_share, received_bytes
+from scripts.bench.chaos.chaos_worlds import World, causes_of, crashes_in, ended_by_drains, false_deaths, worlds_in
+from scripts.bench.chaos.endurance import other_lineages
 from tests.bench.refusals import refusal_of
 
 WANTED = {"parameters": "p", "losses": ["0x1.0p+0", "0x1.8p+0"], "lineage": "l"}

@@ -1,4 +1,4 @@
-"""scripts/bench/chaos_peers.py: how it reads what ranks write, and what it refuses."""
+"""scripts/bench/chaos/chaos_peers.py: how it reads what ranks write, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.chaos_peers import Job, main
+from scripts.bench.chaos.chaos_peers import Job, main
 from tests.bench.refusals import refusal_of
 
 

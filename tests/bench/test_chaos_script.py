@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts" / "bench"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "bench" / "chaos"
 SMALL = ["--portions", "6", "--megabytes", "0.1"]
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

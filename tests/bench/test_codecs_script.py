@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncpar.codecs import Int8, parse_codec
-from scripts.bench.codecs import CODECS, WANTED, Figures, is_fast_enough, main, measure, parse_codecs, show
+from scripts.bench.figures.codecs import CODECS, WANTED, Figures, is_fast_enough, main, measure, parse_codecs, show
 
 
 def figures(codec: str = "int8", speed: float = 3.0) -> Figures:

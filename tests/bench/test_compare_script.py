@@ -1,4 +1,4 @@
-"""scripts/bench/compare.py as people run it, with peers that are stand-ins."""
+"""scripts/bench/compare/compare.py as people run it, with peers that are stand-ins."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.compare import main
+from scripts.bench.compare.compare import main
 from tests.bench.refusals import refusal_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "compare.py"
 QUICK = ("--ranks", "2", "--rounds", "2", "--budget", "0.01", "--sizes", "4,1K")
 RECORD = '{"op": "all_reduce", "size": %d, "seconds": %s, "iterations": 5, "wrong": %d}'
 

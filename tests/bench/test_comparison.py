@@ -1,10 +1,10 @@
-"""Ratios and verdicts of scripts/bench/compare.py."""
+"""Ratios and verdicts of scripts/bench/compare/compare.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.bench.comparison import (
+from scripts.bench.compare.comparison import (
     BEST_MPI,
     GLOO,
     LANE_TARGETS,
@@ -13,14 +13,11 @@ from scripts.bench.comparison import (
     Job,
     Results,
     Target,
-    format_ratio,
-    format_size,
-    format_time,
     judge,
-    markdown,
     results_tables,
     verdict_table,
 )
+from scripts.bench.tables import format_ratio, format_size, format_time, markdown
 
 SMALL, LARGE = Job(2, "all_reduce", 4), Job(2, "all_reduce", 25_000_000)
 

@@ -1,4 +1,4 @@
-"""scripts/bench/convergence.py: figures and verdicts, and a tiny run as people run it."""
+"""scripts/bench/figures/convergence.py: figures and verdicts, and a tiny run as people run it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.convergence import make_configurations, parse_arguments
-from scripts.bench.convergence_figures import Configuration, Outcome, judge, make_table, smooth
+from scripts.bench.figures.convergence import make_configurations, parse_arguments
+from scripts.bench.figures.convergence_figures import Configuration, Outcome, judge, make_table, smooth
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "convergence.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "figures" / "convergence.py"
 BASE = Outcome(configuration=Configuration(), held_out_loss=2.0, last_loss=2.1, bytes_per_rank=4_000_000, seconds=3.0)
 
 

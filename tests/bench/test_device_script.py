@@ -1,11 +1,11 @@
-"""scripts/bench/device.py: its table and verdicts, and what it says where there is no GPU."""
+"""scripts/bench/compare/device.py: its table and verdicts, and what it says where there is no GPU."""
 
 from __future__ import annotations
 
 import pytest
 
 from asyncpar.device.fabric import FabricUnavailable
-from scripts.bench import device
+from scripts.bench.compare import device
 
 
 def records(**seconds: float) -> list[dict[str, object]]:

@@ -8,11 +8,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts.bench import figures
-from scripts.bench.all_reduce_picture import Timings, draw, read_timings
-from scripts.bench.figures import Figures
+from scripts.bench.figures import figures
+from scripts.bench.figures.all_reduce_picture import Timings, draw, read_timings
+from scripts.bench.figures.figures import Result
+from scripts.bench.programs import RUN, find_programs
 
-CASE = Figures(
+CASE = Result(
     title="A case",
     about="What it measures.",
     command="python nothing.py",
@@ -25,10 +26,10 @@ CASE = Figures(
 
 def test_pages_and_picture_are_what_the_results_make() -> None:
     results = [figures.load(name) for name in figures.ORDER]
-    assert figures.PAGE.read_text(encoding="utf-8") == figures.page(results), "run scripts/bench/figures.py"
+    assert figures.PAGE.read_text(encoding="utf-8") == figures.page(results), "run scripts/bench/run figures"
     readme = figures.README.read_text(encoding="utf-8")
-    assert readme == figures.with_comparison(readme, figures.comparison(results[0])), "run scripts/bench/figures.py"
-    assert figures.PICTURE.read_text(encoding="utf-8") == figures.picture(results[0]), "run scripts/bench/figures.py"
+    assert readme == figures.with_comparison(readme, figures.comparison(results[0])), "run scripts/bench/run figures"
+    assert figures.PICTURE.read_text(encoding="utf-8") == figures.picture(results[0]), "run scripts/bench/run figures"
 
 
 def test_the_picture_has_every_time_of_each_side_and_the_best_of_the_mpi_libraries() -> None:
@@ -58,9 +59,9 @@ def test_every_result_is_on_the_page_with_machine_date_and_a_command_that_is_the
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", found.date)
         assert found.machine
         assert found.output or found.notes
-        script = found.command.split()[1]
-        assert found.command.startswith("python scripts/bench/")
-        assert (figures.ROOT / script).exists()
+        runner, program, *_ = found.command.split()
+        assert runner == RUN
+        assert program in find_programs()
 
 
 def test_a_result_comes_back_as_it_was_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

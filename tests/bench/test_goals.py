@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from scripts.bench import elasticity, engine_goals, figures, goals, observability, step_goals
-from scripts.bench.goals import Goal, lines, table
+from scripts.bench.figures import figures
+from scripts.bench.goals import goal as one_goal
+from scripts.bench.goals import goals
+from scripts.bench.goals.goal import Goal, lines, load, table
+from scripts.bench.goals.goals import TABLES
+from scripts.bench.programs import RUN, find_programs
+from tests.bench.refusals import refusal_of
 
-TABLES = (observability, elasticity, engine_goals, step_goals)
-ROWS = {goal.name: goal for module in TABLES for goal in module.GOALS}
+ROWS = {goal.name: goal for rows in TABLES.values() for goal in rows}
 FAULTS = '{"rows": [["G1", "bits", "bit-equal", ""], ["G3", "p", "0.05 s", ""], ["G3", "q", "0.09 s", ""]'
 
 
 def test_every_goal_has_a_row() -> None:
-    seen = [*dict.fromkeys(goal.name.partition(",")[0] for goal in observability.GOALS)]
+    seen = [*dict.fromkeys(goal.name.partition(",")[0] for goal in TABLES["observability"])]
     assert seen == [f"A{number}" for number in range(1, 11)]
-    elastic = [*dict.fromkeys(goal.name.partition(",")[0] for goal in elasticity.GOALS)]
+    elastic = [*dict.fromkeys(goal.name.partition(",")[0] for goal in TABLES["elasticity"])]
     assert elastic == [*(f"G{number}" for number in range(1, 19) if number != 13), "control"]
-    engines = [*dict.fromkeys(goal.name.partition(",")[0] for goal in engine_goals.GOALS)]
+    engines = [*dict.fromkeys(goal.name.partition(",")[0] for goal in TABLES["engines"])]
     assert engines == [f"B{number}" for number in range(1, 7)]
-    assert len({goal.name for module in TABLES for goal in module.GOALS}) == sum(len(one.GOALS) for one in TABLES)
+    assert len(ROWS) == sum(map(len, TABLES.values()))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -32,17 +35,22 @@ def test_the_command_of_a_goal_is_there(name: str) -> None:
     found = [word for word in ROWS[name].command.split() if word.startswith(("scripts/", "tests/"))]
     assert found
     assert all((figures.ROOT / word).exists() for word in found)
+    program = [word for word in ROWS[name].command.partition(f"{RUN} ")[2].split() if not word.startswith("-")][:1]
+    assert set(program) <= set(find_programs())
 
 
-@pytest.mark.parametrize("module", TABLES, ids=lambda module: module.STORED.stem)
-def test_the_page_has_the_table_of_the_stored_figures(module: ModuleType) -> None:
-    name, known = module.STORED.stem, goals.load(module.STORED)
-    assert known.keys() <= {goal.name for goal in module.GOALS}
-    assert figures.load(name).output == tuple(table(module.GOALS, known)), f"run scripts/bench/figures.py --run {name}"
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_has_the_table_of_the_stored_figures(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = load(name)
+    assert known.keys() <= {goal.name for goal in TABLES[name]}
+    assert figures.load(name).output == tuple(table(TABLES[name], known)), f"run scripts/bench/run figures --run {name}"
+    assert figures.load(name).command == f"{RUN} goals {name}"
+    assert goals.main([name]) == 0
+    assert tuple(capsys.readouterr().out.splitlines()) == figures.load(name).output
 
 
 def test_what_was_not_measured_says_so() -> None:
-    first = table(observability.GOALS, {})[2]
+    first = table(TABLES["observability"], {})[2]
     assert first.startswith("| A1 | a record takes at most 0.8 us | - | not measured |")
 
 
@@ -206,27 +214,48 @@ def test_output_without_the_figure_is_refused() -> None:
 
 
 def test_measuring_runs_a_command_once_and_a_failure_leaves_the_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored, count = tmp_path / "goals.json", tmp_path / "count"
+    monkeypatch.setattr(one_goal, "RESULTS", tmp_path)
+    stored, count = tmp_path / "some.json", tmp_path / "count"
     script = tmp_path / "script.py"
     script.write_text(f"open({str(count)!r}, 'a').write('x'); print('took 3 us and 4 us')")
     first = Goal("A1", "fast", f"python {script}", lines(r"took (\d+ us)", "{}"), "the clock")
     second = replace(first, name="A2", read=lines(r"and (\d+ us)", "{}"))
     failing = replace(first, command='python -c "raise SystemExit(3)"')
     stored.write_text(json.dumps({"A1": {"figure": "2 us", "measured": "before"}}))
+    monkeypatch.setattr(goals, "TABLES", {"some": (failing,), "others": (replace(first, name="A3"),)})
     with pytest.raises(SystemExit, match="exit status 3; its figures stay as they were"):
-        goals.main("", (failing,), stored, ["--run", "A1"])
-    assert goals.main("", (first,), stored, []) == 0
+        goals.main(["--run", "A1"])
+    assert goals.main(["some"]) == 0
     assert "| A1 | fast | 2 us | before |" in capsys.readouterr().out
-    assert goals.main("", (first, second), stored, ["--run", "A2"]) == 0  # which shows the other row, too
+    monkeypatch.setattr(goals, "TABLES", {"some": (first, second), "others": (replace(first, name="A3"),)})
+    assert goals.main(["--run", "A2"]) == 0  # which shows the other row, too
+    assert "A3" not in capsys.readouterr().out, "tables without a measured row are not printed"
     known = json.loads(stored.read_text())
     assert (known["A1"]["figure"], known["A2"]["figure"], count.read_text()) == ("3 us", "4 us", "x")
 
 
 def test_a_goal_that_was_never_measured_needs_no_stored_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(one_goal, "RESULTS", tmp_path)
     goal = Goal("A1", "fast", "python -c pass", lines("x", ""), "the clock")
-    assert goals.main("", (goal,), tmp_path / "none.json", []) == 0
+    monkeypatch.setattr(goals, "TABLES", {"some": (goal,)})
+    assert goals.main([]) == 0
     assert "| A1 | fast | - | not measured |" in capsys.readouterr().out
+
+
+def test_all_of_a_table_is_measured_or_nothing_that_it_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(one_goal, "RESULTS", tmp_path)
+    made = [Goal(f"A{n}", "fast", f"python -c 'print({n}, \"us\")'", lines(r"(\d us)", "{}"), "-") for n in (1, 2, 3)]
+    monkeypatch.setattr(goals, "TABLES", {"some": tuple(made[:2]), "others": (made[2],)})
+    assert goals.main(["some", "--run", "all"]) == 0
+    assert {name: row["figure"] for name, row in load("some").items()} == {"A1": "1 us", "A2": "2 us"}
+    assert load("others") == {}
+    capsys.readouterr()
+    code, said = refusal_of(goals.main, ["some", "--run", "A3"], capsys)
+    assert code == 2
+    assert "--run: expected all or some of A1, A2, got 'A3'" in said

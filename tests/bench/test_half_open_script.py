@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.half_open import Stretch, is_held, show
+from scripts.bench.chaos.half_open import Stretch, is_held, show
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "half_open.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos" / "half_open.py"
 ARGUMENTS = argparse.Namespace(size=4096, nproc=2, rounds=2, connections=3)
 STRETCHES = [
     Stretch(0.0, 1.0, {}),

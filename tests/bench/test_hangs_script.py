@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.observe.explain import HangCause
-from scripts.bench.hangs import judge
+from scripts.bench.chaos.hangs import judge
 from tests.observe.planted import Planted, absent
 
 

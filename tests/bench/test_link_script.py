@@ -1,4 +1,4 @@
-"""scripts/bench/link.py as people run it: tiny sizes, and namespaces where they are allowed."""
+"""scripts/bench/compare/link.py as people run it: tiny sizes, and namespaces where they are allowed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.bench.link_figures import FP32, GLOO, Figure, Speed, show, show_choice
+from scripts.bench.compare.link_figures import FP32, GLOO, Figure, Speed, show, show_choice
 from scripts.bench.namespaces import NoNamespacesError, payload_rate, wire
 from scripts.bench.peers import gradients
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "link.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "link.py"
 TINY = ("--size", "100000", "--rounds", "1", "--budget", "0.001", "--megabits", "1000", "--auto")
 FORMS = "fp32,bf16,int8,int4,sign,topk:0.01,topk:0.01+int8,powersgd:4"
 

@@ -1,4 +1,4 @@
-"""scripts/bench/overlap.py as people run it: tiny sizes."""
+"""scripts/bench/figures/overlap.py as people run it: tiny sizes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.overlap import hidden_part, main, show
+from scripts.bench.figures.overlap import hidden_part, main, show
 from tests.bench.refusals import refusal_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "overlap.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "figures" / "overlap.py"
 TINY = ("--size", "400000", "--parameters", "4", "--bucket-mb", "0.1", "--iterations", "1")
 FIGURES = {"communication": 0.100, "compute": 0.120, "both": 0.128, "overlap_fraction": 0.94}
 

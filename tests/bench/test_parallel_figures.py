@@ -1,4 +1,4 @@
-"""Figures of scripts/bench/parallel.py: medians, ratios, tables, and what is found to be wrong."""
+"""Figures of scripts/bench/compare/parallel.py: medians, ratios, tables, and what is found to be wrong."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.parallel import show
-from scripts.bench.parallel_figures import (
+from scripts.bench.compare.parallel import show
+from scripts.bench.compare.parallel_figures import (
     find_faults,
     hop_table,
     layout_table,
@@ -16,8 +16,8 @@ from scripts.bench.parallel_figures import (
     schedule_table,
     zero_table,
 )
-from scripts.bench.parallel_options import parse_arguments
-from scripts.bench.samples import Figures
+from scripts.bench.compare.parallel_options import parse_arguments
+from scripts.bench.rounds import Figures
 from tests.bench.figures import figures_of
 
 WIDTH = 80
@@ -151,7 +151,7 @@ def test_tables_fit_a_terminal() -> None:
         assert table
         assert max(map(len, table)) <= WIDTH, "\n".join(table)
     lines = show(parse_arguments([]), every, "what ran where")
-    assert "scripts/bench/parallel.py --parts zero --rounds 3:" in lines
+    assert "scripts/bench/run parallel --parts zero --rounds 3:" in lines
     assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
 
 

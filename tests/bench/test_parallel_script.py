@@ -1,4 +1,4 @@
-"""scripts/bench/parallel.py as people run it: tiny sizes."""
+"""scripts/bench/compare/parallel.py as people run it: tiny sizes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.testing import local_world
 from asyncpar.zero import ZeROStage
-from scripts.bench.parallel import LAYOUTS, plan
-from scripts.bench.parallel_figures import find_faults
-from scripts.bench.parallel_hops import measure_hops
-from scripts.bench.parallel_options import parse_arguments, rules_of
-from scripts.bench.parallel_train import config_of
-from scripts.bench.parallel_virtual import CASES, Case, measure_case
+from scripts.bench.compare.parallel import LAYOUTS, plan
+from scripts.bench.compare.parallel_figures import find_faults
+from scripts.bench.compare.parallel_hops import measure_hops
+from scripts.bench.compare.parallel_options import parse_arguments, rules_of
+from scripts.bench.compare.parallel_train import config_of
+from scripts.bench.compare.parallel_virtual import CASES, Case, measure_case
 from scripts.bench.peers.model_rules import Rules
-from scripts.bench.samples import Figures
+from scripts.bench.rounds import Figures
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "parallel.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "parallel.py"
 
 
 def run(part: str, folder: Path) -> tuple[str, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""scripts/bench/serve.py: which requests met a push, and a short run of all of it."""
+"""scripts/bench/figures/serve.py: which requests met a push, and a short run of all of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ pytest.importorskip("aiohttp", reason="aiohttp (extra test) is not installed")
 pytest.importorskip("fastapi", reason="fastapi (extra test) is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn (extra test) is not installed")
 
-from scripts.bench.serve import began_during, find_address
+from scripts.bench.figures.serve import began_during, find_address
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "serve.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "figures" / "serve.py"
 
 
 def test_a_request_met_a_push_if_it_began_in_it_or_a_typical_time_before() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from scripts.bench.chaos_judge import Logs
-from scripts.bench.siege import parse_arguments
-from scripts.bench.siege_judge import (
+from scripts.bench.chaos.chaos_judge import Logs
+from scripts.bench.chaos.siege import parse_arguments
+from scripts.bench.chaos.siege_judge import (
     AFTERMATH,
     Hit,
     Line,
@@ -22,9 +22,9 @@ from scripts.bench.siege_judge import (
     quiet_gaps,
     quiet_stretches,
 )
-from scripts.bench.siege_plan import COMPANIONS, KINDS, Strike, choose_hosts, draw_faults
+from scripts.bench.chaos.siege_plan import COMPANIONS, KINDS, Strike, choose_hosts, draw_faults
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "siege.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos" / "siege.py"
 STEPS = 6
 UNTIL = 7.0
 LINEAGES = [f"l{step}" for step in range(STEPS)]

@@ -1,4 +1,4 @@
-"""scripts/bench/simulation.py: seeds by the clock, in several processes; seeds that fail are reported."""
+"""scripts/bench/chaos/simulation.py: seeds by the clock, in several processes; seeds that fail are reported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from asyncpar.testing.simulation import KINDS, SimulationFailed
-from scripts.bench import simulation
+from scripts.bench.chaos import simulation
 from tests.bench.refusals import refusal_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "simulation.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "chaos" / "simulation.py"
 
 
 def test_all_kinds_of_faults_but_those_of_disks_are_drawn() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import calibration, step_goals, streamed
-from scripts.bench.actor_figures import Figures, judge, verdict_table
-from scripts.bench.calibration_rank import finalists_of
-from scripts.bench.comparison import TARGETS, Job, Results
-from scripts.bench.comparison import judge as judge_peers
-from scripts.bench.comparison import verdict_table as peer_verdicts
-from scripts.bench.parallel_figures import peer_table, zero_table
-from scripts.bench.policies import Outcome
-from scripts.bench.policies import verdict as policies_verdict
-from scripts.bench.torch_ddp_figures import judge as judge_steps
+from scripts.bench.compare.actor_figures import Figures, judge, verdict_table
+from scripts.bench.compare.comparison import TARGETS, Job, Results
+from scripts.bench.compare.comparison import judge as judge_peers
+from scripts.bench.compare.comparison import verdict_table as peer_verdicts
+from scripts.bench.compare.parallel_figures import peer_table, zero_table
+from scripts.bench.compare.torch_ddp_figures import judge as judge_steps
+from scripts.bench.goals import calibration, step_goals, streamed
+from scripts.bench.goals.calibration_rank import finalists_of
+from scripts.bench.goals.policies import Outcome
+from scripts.bench.goals.policies import verdict as policies_verdict
 from tests.bench.figures import figures_of
 from tests.bench.test_parallel_figures import theirs, train, zero
 from tests.bench.test_torch_ddp_script import step
@@ -130,5 +130,5 @@ def test_goals_of_layouts_and_shards_are_ratios_of_their_tables() -> None:
 def test_scripts_end_with_what_their_rows_read() -> None:
     for name in ("calibration", "streamed", "policies"):
         script = Path(step_goals.__file__).with_name(f"{name}.py")
-        assert ROWS[name].command == f"python scripts/bench/{script.name}"
+        assert ROWS[name].command == f"scripts/bench/run {script.stem}"
         assert "one JSON object" in script.read_text()

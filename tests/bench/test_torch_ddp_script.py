@@ -1,4 +1,4 @@
-"""scripts/bench/torch_ddp.py: what it makes of its figures; tests/torch has a run of it."""
+"""scripts/bench/compare/torch_ddp.py: what it makes of its figures; tests/torch has a run of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.compare.torch_ddp import plan_host, plan_link
+from scripts.bench.compare.torch_ddp_figures import NATIVE, call_tables, find_faults, judge, step_table
+from scripts.bench.compare.torch_ddp_options import parse_arguments
 from scripts.bench.namespaces import End
-from scripts.bench.torch_ddp import plan_host, plan_link
-from scripts.bench.torch_ddp_figures import NATIVE, call_tables, find_faults, judge, step_table
-from scripts.bench.torch_ddp_options import parse_arguments
 from tests.bench.figures import figures_of
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "torch_ddp.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "torch_ddp.py"
 
 
 def call(side: str, microseconds: float, **more: object) -> Mapping[str, Any]:

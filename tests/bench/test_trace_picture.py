@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import trace_picture
+from scripts.bench.figures import trace_picture
 
 
 def test_a_trace_becomes_a_picture(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from asyncpar.core.observe.records import EventKind
 from asyncpar.observe.perfetto import encode_perfetto
 from asyncpar.observe.timeline import Timeline, make_timeline
 from asyncpar.testing.loop import run_virtual
-from scripts.bench import traces
+from scripts.bench.goals import traces
 from tests.observe.test_timeline import images_of_a_run, on_two_hosts
 
 

@@ -1,10 +1,10 @@
-"""scripts/bench/zero_memory.py: what the system has given processes is what is estimated."""
+"""scripts/bench/figures/zero_memory.py: what the system has given processes is what is estimated."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.bench import zero_memory
+from scripts.bench.figures import zero_memory
 
 SMALLER = ["--ranks", "2", "--layers", "3"]
 """10 million parameters on two ranks: 77 MB and more, beside which what Python and libraries take is little."""

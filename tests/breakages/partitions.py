@@ -12,8 +12,8 @@ from asyncpar.collectives import reductions
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.table import OperationTable
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.slicing import ceil_div
 from asyncpar.errors import PeerError
@@ -200,12 +200,12 @@ def cut_every_part_for_rank_0(patch: pytest.MonkeyPatch) -> None:
 
 
 def return_when_time_is_up(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: OperationTable, operation: Operation, now: float) -> None:
+    def wrong(self: LongWaits, operation: Operation, now: float) -> None:
         for future in [*operation.posts.values()]:
             if not future.done():
                 future.set_result(None)
 
-    patch.setattr(OperationTable, "_time_out", wrong)
+    patch.setattr(LongWaits, "_time_out", wrong)
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------

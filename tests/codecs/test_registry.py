@@ -43,7 +43,7 @@ CODECS: list[tuple[str, Codec | RoundCodec]] = [
 
 
 @pytest.mark.parametrize(("name", "codec"), CODECS, ids=[name for name, _ in CODECS])
-def test_a_name_and_its_codec_tell_each_other(name: str, codec: Codec | RoundCodec) -> None:
+def test_a_name_and_its_codec_determine_each_other(name: str, codec: Codec | RoundCodec) -> None:
     assert codec.name == name
     assert parse_codec(name) == codec
     assert hash(parse_codec(name)) == hash(codec)

@@ -36,7 +36,7 @@ def pretend(ranks: Ranks, *, latency: float = LATENCY, bandwidth: float = BANDWI
         observe(communicator._engine.lanes, latency=latency, bandwidth=bandwidth)  # noqa: SLF001  # in-process lanes have other speeds every time
 
 
-def test_small_operations_tell_the_latency_and_large_ones_the_bandwidth() -> None:
+def test_small_operations_show_the_latency_and_large_ones_the_bandwidth() -> None:
     estimate = LaneEstimate()
     assert (estimate.latency, estimate.bandwidth) == (None, None)
     observe(estimate)
@@ -67,7 +67,7 @@ def test_an_operation_without_a_duration_makes_no_figure() -> None:
     assert estimate.latency is None
 
 
-async def test_operations_tell_all_ranks_the_same_figures(open_ranks: OpenRanks) -> None:
+async def test_operations_give_all_ranks_the_same_figures(open_ranks: OpenRanks) -> None:
     async with open_ranks(3, hosts=("a", "b", "c")) as ranks:
         before = ranks.communicators[0].algorithm_table()
         assert before.splitlines()[-1].endswith("built in")
@@ -156,7 +156,7 @@ async def test_a_group_inside_of_a_host_chooses_by_the_figures_of_lanes_there(op
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_ranks_that_calibrate_in_different_ways_are_told(open_ranks: OpenRanks, first: bool) -> None:
+async def test_ranks_that_calibrate_in_different_ways_are_notified(open_ranks: OpenRanks, first: bool) -> None:
     async with open_ranks(2) as ranks:
         before = ranks.communicators[0].algorithm_table()
         errors = await on_all(ranks, lambda c: c.calibrate(from_operations=first == (c.rank == 0)))
@@ -174,11 +174,11 @@ async def test_devices_have_no_figures_from_operations(open_ranks: OpenRanks) ->
             else:
                 await communicator.calibrate(from_operations=True)
 
-        refused, told = await on_all(ranks, main)
+        refused, cancelled = await on_all(ranks, main)
         assert isinstance(refused, UsageError)
         assert "leave it out" in str(refused)
-        assert isinstance(told, PeerCancelled)
-        assert "leave it out" in str(told)
+        assert isinstance(cancelled, PeerCancelled)
+        assert "leave it out" in str(cancelled)
         await on_all(ranks, lambda c: c.barrier())
 
 

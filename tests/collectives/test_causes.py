@@ -11,6 +11,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled
+from asyncpar.net.arena.driver import Driver
 from asyncpar.testing import local_world
 from asyncpar.testing.blocking_world import blocking_world
 
@@ -90,11 +91,11 @@ ENDS: dict[str, tuple[Callable[[Coroutine[Any, Any, Any]], Awaitable[None]], str
 
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
 @pytest.mark.parametrize("name", CALLS)
-async def test_the_other_rank_is_told_why(name: str, transport: str) -> None:
+async def test_the_other_rank_gets_the_reason(name: str, transport: str) -> None:
     async def main(communicator: Communicator) -> None:
         for end, text in ENDS.values():
             if communicator.rank == 2:
-                await told.acquire()
+                await released.acquire()
             call = CALLS[name](communicator)
             if communicator.rank == 1:
                 await asyncio.gather(end(call), return_exceptions=True)
@@ -103,15 +104,37 @@ async def test_the_other_rank_is_told_why(name: str, transport: str) -> None:
                     await call
                 assert caught.value.cause
                 if communicator.rank == 0:
-                    told.release()
+                    released.release()
         await communicator.barrier()
 
-    told = asyncio.Semaphore(0)
+    released = asyncio.Semaphore(0)
     async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
         await asyncio.gather(*(main(node.world) for node in nodes))
 
 
-async def test_the_sender_of_a_large_message_is_told_why() -> None:
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_deadline_that_passes_in_the_turn_of_the_loop_is_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call lets the loop run before it begins, if that had no turn for a while."""
+
+    async def main(communicator: Communicator) -> None:
+        call = CALLS[name](communicator)
+        if communicator.rank == 1:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await call
+        else:
+            with pytest.raises(PeerCancelled, match=r"rank 1 cancelled it: TimeoutError: its deadline has passed$"):
+                await call
+
+    async with local_world(2, transport="shm") as nodes, asyncio.timeout(30):
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+        monkeypatch.setattr(Driver, "is_turn_due", lambda _driver, _now: True)
+        await asyncio.gather(*(main(node.world) for node in nodes))
+
+
+async def test_the_sender_of_a_large_message_gets_the_reason() -> None:
     async with local_world(2) as nodes, asyncio.timeout(30):
         zero, one = (node.world for node in nodes)
         sending = asyncio.ensure_future(zero.send(np.ones(1_000_000), 1))
@@ -128,7 +151,7 @@ async def test_the_sender_of_a_large_message_is_told_why() -> None:
             await receiving
 
 
-def test_a_timeout_of_a_blocking_call_is_told() -> None:
+def test_a_timeout_of_a_blocking_call_is_reported() -> None:
     text = r"rank 1 cancelled it: TimeoutError: its timeout of 0\.05 s has passed"
     with blocking_world(3) as nodes:
         other = nodes[0].world.start.barrier()

@@ -112,10 +112,10 @@ def test_a_warning_and_an_error_name_the_stopped_rank_and_the_way_to_it() -> Non
         observer = engine_of(communicator).table.links.observer
         observer.warn_after = 5.0
 
-        def tell(operation: object, notice: WaitNotice) -> None:
+        def record(operation: object, notice: WaitNotice) -> None:
             notices[communicator.rank] = notice
 
-        observer.report_waiting = tell  # type: ignore[method-assign]
+        observer.report_waiting = record  # type: ignore[method-assign]
         if communicator.rank == 3:
             await asyncio.sleep(4.5)
         await communicator.recv(communicator.rank - 1)
@@ -131,7 +131,7 @@ def test_a_warning_and_an_error_name_the_stopped_rank_and_the_way_to_it() -> Non
 def test_one_that_is_slow_to_answer_is_not_blamed_before_one_that_it_called_silent_for_longer() -> None:
     inquiry = Inquiry(0.0)
     inquiry.ask([1], 1.0)
-    inquiry.hear(1, Answer(1.0, "in that operation too", Culprit(2, 4.0)))
+    inquiry.record_answer(1, Answer(1.0, "in that operation too", Culprit(2, 4.0)))
     inquiry.ask([1], 2.0)
     assert inquiry.find_culprit([1], me=0, now=2.5) == Culprit(2, 5.5)
     assert inquiry.find_culprit([1], me=0, now=7.0) == Culprit(1, 5.0)
@@ -143,15 +143,15 @@ def test_the_last_rank_of_the_waits_is_named_while_nobody_is_known_to_be_silent(
 
     inquiry = Inquiry(0.0)
     inquiry.ask([1], 1.0)
-    inquiry.hear(1, Answer(1.0, "in that operation too", waits=(edge(1, 2), edge(2, 3))))
+    inquiry.record_answer(1, Answer(1.0, "in that operation too", waits=(edge(1, 2), edge(2, 3))))
     assert inquiry.find_culprit([1], me=0, now=1.1) == Culprit(3)
-    inquiry.hear(1, Answer(1.2, "in that operation too", waits=(edge(1, 2), edge(2, 1))))
+    inquiry.record_answer(1, Answer(1.2, "in that operation too", waits=(edge(1, 2), edge(2, 1))))
     assert inquiry.find_culprit([1], me=0, now=1.3) is None, "ranks that wait for each other"
-    inquiry.hear(1, Answer(1.4, "in that operation too", waits=(edge(1, 2), edge(2, 0))))
+    inquiry.record_answer(1, Answer(1.4, "in that operation too", waits=(edge(1, 2), edge(2, 0))))
     assert inquiry.find_culprit([1], me=0, now=1.5) is None, "the chain leads back"
 
 
-def test_a_long_way_is_told_by_its_ends() -> None:
+def test_a_long_way_is_described_by_its_ends() -> None:
     waits = {rank: WaitEdge(rank, rank + 1, "recv") for rank in range(1, 20)}
     way = follow_waits(waits, 1)
     assert [wait.rank for wait in way] == list(range(1, 20))

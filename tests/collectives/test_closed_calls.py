@@ -23,7 +23,7 @@ CALLS: dict[str, Callable[[Communicator], Coroutine[Any, Any, Any]]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
-async def test_it_is_not_said_to_have_been_forgotten(
+async def test_it_is_not_reported_as_forgotten(
     transport: str, call: Callable[[Communicator], Coroutine[Any, Any, Any]]
 ) -> None:
     async def main(communicator: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""Groups that are closed, or that nobody has any more, give back their memory, and who waits for them is told."""
+"""Groups that are closed, or that nobody has any more, give back their memory; ranks that wait for them learn it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_operations_of_a_closed_group_end_here_and_on_the_others(open_ranks: Ope
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_who_asks_a_rank_that_has_closed_a_group_hears_what_was_over_and_what_was_not(
+def test_who_asks_a_rank_that_has_closed_a_group_learns_what_was_over_and_what_was_not(
     key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank may be behind in an operation that others have completed, and ask one of them that closed its group."""
@@ -66,11 +66,11 @@ def test_who_asks_a_rank_that_has_closed_a_group_hears_what_was_over_and_what_wa
             await asyncio.gather(*(group.all_reduce(np.ones(3), key=key) for group in groups))
             table, engine = engine_of(groups[1]).table, engine_of(groups[1])
             answers: asyncio.Queue[tuple[FrameKind, bytes]] = asyncio.Queue()
-            told = table.control
+            control = table.control
 
             def record(rank: int, header: FrameHeader, payload: bytes) -> None:
                 answers.put_nowait((header.kind, bytes(payload)))
-                told(rank, header, payload)
+                control(rank, header, payload)
 
             monkeypatch.setattr(table, "control", record)
             past = next(iter(engine.group.history))

@@ -66,7 +66,7 @@ async def test_cancelling_on_one_rank_ends_it_on_all_and_leaves_the_group_usable
             assert [float(arrays[0][0]) for arrays in results] == [3.0] * 3
 
 
-async def test_many_arrays_are_told_apart_by_a_digest_and_the_first_are_named(open_ranks: OpenRanks) -> None:
+async def test_many_arrays_are_distinguished_by_a_digest_and_the_first_are_named(open_ranks: OpenRanks) -> None:
     async with open_ranks(2) as ranks:
         lengths = [[2] * 9, [2] * 8 + [3]]
         calls = (

@@ -26,7 +26,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_task_cancelled_before_its_first_step_is_told_though_the_task_is_kept(open_ranks: OpenRanks) -> None:
+async def test_a_task_cancelled_before_its_first_step_is_reported_though_it_is_kept(
+    open_ranks: OpenRanks,
+) -> None:
     async with open_ranks(2) as ranks:
         task = asyncio.ensure_future(ranks.communicators[0].barrier())
         task.cancel()

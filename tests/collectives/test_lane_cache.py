@@ -173,8 +173,8 @@ async def test_what_is_no_path_is_refused_on_every_rank(open_ranks: OpenRanks) -
             await communicator.calibrate(cache=5 if communicator.rank else "/nowhere/lanes.json")  # type: ignore[arg-type]
 
         async with asyncio.timeout(30.0):
-            told, refused = await asyncio.gather(*map(main, ranks.communicators), return_exceptions=True)
+            cancelled, refused = await asyncio.gather(*map(main, ranks.communicators), return_exceptions=True)
         assert isinstance(refused, UsageError)
         assert "expected the path of a file" in str(refused)
-        assert isinstance(told, PeerCancelled)
+        assert isinstance(cancelled, PeerCancelled)
         await asyncio.gather(*(communicator.barrier() for communicator in ranks.communicators))

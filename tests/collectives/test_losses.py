@@ -254,9 +254,9 @@ def test_a_rank_seen_to_leave_without_a_link_is_not_blamed_if_the_reason_comes_s
         async with open_ranks(3) as ranks:
             waiting = asyncio.ensure_future(ranks.communicators[2].all_reduce(np.ones(1)))
             await settle()
-            ranks.links[2].hear_left(0)
+            ranks.links[2].observe_left(0)
             await asyncio.sleep(0.1)
-            ranks.links[2].hear_end(1, "its process ended")
+            ranks.links[2].observe_end(1, "its process ended")
             (error,) = await asyncio.gather(waiting, return_exceptions=True)
             assert blamed(error, 1, "its process ended")
 
@@ -266,7 +266,7 @@ def test_a_rank_seen_to_leave_without_a_link_is_not_blamed_if_the_reason_comes_s
 def test_a_link_that_is_made_after_a_loss_carries_the_news(open_ranks: OpenRanks) -> None:
     async def main() -> None:
         async with open_ranks(3) as ranks:
-            ranks.links[0].hear_end(1, "its process ended")
+            ranks.links[0].observe_end(1, "its process ended")
             waiting = asyncio.ensure_future(ranks.communicators[2].recv(0))
             await settle()
             await ranks.links[0].close()
@@ -279,8 +279,8 @@ def test_a_link_that_is_made_after_a_loss_carries_the_news(open_ranks: OpenRanks
 def test_of_several_lost_ranks_the_first_is_blamed(open_ranks: OpenRanks) -> None:
     async def main() -> None:
         async with open_ranks(4) as ranks:
-            ranks.links[0].hear_end(2, "its process ended")
-            ranks.links[0].hear_end(1, "its process ended")
+            ranks.links[0].observe_end(2, "its process ended")
+            ranks.links[0].observe_end(1, "its process ended")
             one = ranks.communicators[0]
             calls = (one.barrier(), one.recv(), one.all_reduce(np.ones(10_000)), one.recv(1))
             *errors, own = await asyncio.gather(*calls, return_exceptions=True)

@@ -94,7 +94,7 @@ def test_operations_that_never_exchange_a_frame_are_found_by_asking(open_ranks: 
     assert all(not isinstance(error, TimeoutError) for error in errors)
 
 
-def test_a_root_that_sends_only_hears_of_another_operation(open_ranks: OpenRanks) -> None:
+def test_a_root_that_sends_only_learns_of_another_operation(open_ranks: OpenRanks) -> None:
     async def main() -> list[Any]:
         async with open_ranks(2) as ranks:
             return await outcomes(

@@ -1,4 +1,4 @@
-"""A notice is heard by all other ranks, before or after they listen, and by none that listens no longer."""
+"""A notice is received by all other ranks, before or after they listen, and by none that listens no longer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def on_three(on_rank: Callable[[Node], Awaitable[object]]) -> list[object]:
     return run_virtual(main())
 
 
-def test_all_other_ranks_hear_once_and_the_next_use_is_silent() -> None:
+def test_all_other_ranks_receive_it_once_and_the_next_use_is_silent() -> None:
     async def on_rank(node: Node) -> tuple[bool, int, bool]:
-        heard = 0
+        received = 0
 
-        def hear() -> None:
-            nonlocal heard
-            heard += 1
+        def count() -> None:
+            nonlocal received
+            received += 1
 
         notice = notice_of(node.world, "changes")
-        notice.on_given = hear
+        notice.on_given = count
         await node.world.barrier()
         if node.rank == 1:
             notice.give()
@@ -41,12 +41,12 @@ def test_all_other_ranks_hear_once_and_the_next_use_is_silent() -> None:
         after = notice_of(node.world, "changes")
         await asyncio.sleep(1.0)
         after.close()
-        return notice.is_given, heard, after.is_given
+        return notice.is_given, received, after.is_given
 
     assert on_three(on_rank) == [(True, 1, False), (False, 0, False), (True, 1, False)]
 
 
-def test_a_rank_that_listens_later_has_heard() -> None:
+def test_a_rank_that_listens_later_has_received_it() -> None:
     async def on_rank(node: Node) -> bool:
         if node.rank == 1:
             notice_of(node.world, "changes").give()

@@ -23,7 +23,7 @@ async def on_all(ranks: Ranks, main: Callable[[Communicator], Awaitable[object]]
         return await asyncio.gather(*map(main, ranks.communicators), return_exceptions=True)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "pinned to the arena" in record.getMessage()]
 
 
@@ -41,7 +41,7 @@ async def test_every_pin_of_a_sum_runs(open_ranks: OpenRanks, algorithm: str, ho
 
 
 @pytest.mark.parametrize("hosts", WORLDS)
-async def test_a_pin_of_an_arena_that_is_not_there_falls_back_and_is_said_once(
+async def test_a_pin_of_an_arena_that_is_not_there_falls_back_and_is_logged_once(
     open_ranks: OpenRanks, hosts: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     pin = "all_reduce@arena;all_gather:0-inf@arena;barrier@arena"
@@ -55,7 +55,7 @@ async def test_a_pin_of_an_arena_that_is_not_there_falls_back_and_is_said_once(
             table = ranks.communicators[0].algorithm_table()
     for operation in ("all_reduce", "all_gather"):
         for rank in range(len(hosts)):
-            texts = [text for text in said(caplog) if text.startswith(f"rank {rank}: {operation} is pinned")]
+            texts = [text for text in logged(caplog) if text.startswith(f"rank {rank}: {operation} is pinned")]
             assert len(texts) == 1, "once for each operation"
             assert "this rank's host has none" in texts[0]
             assert "instead" in texts[0]
@@ -73,7 +73,7 @@ async def _add_in_part(communicator: Communicator) -> float | None:
 async def test_a_group_of_one_says_nothing(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
     async with open_ranks(1, pin="all_reduce@arena") as ranks:
         assert await on_all(ranks, add) == [1.0]
-    assert said(caplog) == []
+    assert logged(caplog) == []
 
 
 @pytest.mark.parametrize("odd", [(1,), (0, 1, 2)])

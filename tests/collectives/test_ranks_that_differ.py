@@ -187,18 +187,20 @@ async def _check(communicators: Sequence[Communicator], case: Case, number: int,
         raise AssertionError(f"{case.text}: it takes more than {seconds} s") from error
     for rank, outcome in enumerate(outcomes):
         assert isinstance(outcome, AsyncparError), f"{case.text}: rank {rank} got {type(outcome).__name__}"
-        said = str(outcome)
+        message = str(outcome)
         if case.is_refused and rank == case.who:
             assert type(outcome) is UsageError, f"{case.text}: {outcome!r}"
         elif case.is_refused:
             assert isinstance(outcome, PeerCancelled), f"{case.text}: {outcome!r}"
-            assert f"rank {rank}: " in said, f"{case.text}: {said}"
-            assert f"the call was refused on rank {case.who}: {outcomes[case.who]}" in said, f"{case.text}: {said}"
+            assert f"rank {rank}: " in message, f"{case.text}: {message}"
+            assert f"the call was refused on rank {case.who}: {outcomes[case.who]}" in message, (
+                f"{case.text}: {message}"
+            )
         else:
             assert isinstance(outcome, OperationMismatch), f"{case.text}: {outcome!r}"
-            named = re.findall(r"rank (\d+) calls", said)
-            assert len(named) == 2, f"{case.text}: {said}"
-            assert str(case.who) in named, f"{case.text}: {said}"
+            named = re.findall(r"rank (\d+) calls", message)
+            assert len(named) == 2, f"{case.text}: {message}"
+            assert str(case.who) in named, f"{case.text}: {message}"
     sums = await asyncio.gather(*(c.all_reduce(np.full(3, 1.0)) for c in communicators))
     assert [float(x[0]) for x in sums] == [float(len(communicators))] * len(communicators), case.text
 
@@ -228,14 +230,14 @@ async def _world(transport: str) -> AsyncIterator[list[Communicator]]:
 @pytest.mark.timeout(LIMIT)
 @pytest.mark.parametrize("transport", ["inproc", "shm", "tcp", "grpc", "hosts"])
 async def test_over_lanes(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.collectives.table.PROBE_AFTER", 0.1)  # in virtual time ranks wait as long as ever
+    monkeypatch.setattr("asyncpar.collectives.long_waits.PROBE_AFTER", 0.1)  # virtual time: waits are as long as ever
     async with _world(transport) as communicators:
         await _check_all(communicators, transport, PATIENCE)
 
 
 @pytest.mark.parametrize("transport", ["inproc", "shm", "tcp"])
 @pytest.mark.parametrize("name", ["broadcast", "scatter"])
-async def test_two_ranks_with_two_roots_both_hear_of_it(name: str, transport: str) -> None:
+async def test_two_ranks_with_two_roots_both_learn_of_it(name: str, transport: str) -> None:
     async with local_world(2, transport=transport) as nodes:
         communicators = [node.world for node in nodes]
         for count in (0, 1):

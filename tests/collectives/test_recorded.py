@@ -76,7 +76,7 @@ async def test_an_operation_that_is_not_awaited_has_been_called() -> None:
         call.close()
 
 
-async def test_ends_of_operations_that_fail_or_are_cancelled_are_told_apart() -> None:
+async def test_ends_of_operations_that_fail_or_are_cancelled_differ() -> None:
     async with local_world(2) as nodes:
         waiting = [asyncio.create_task(node.world.all_reduce(np.zeros(2), key="x")) for node in nodes[:1]]
         await asyncio.sleep(0.01)

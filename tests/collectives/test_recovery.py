@@ -148,7 +148,7 @@ def test_a_rank_that_the_others_have_declared_lost_is_notified(open_ranks: OpenR
             await asyncio.sleep(0.01)
             groups = await shrunk(ranks.communicators[:2])
             assert [group.ranks for group in groups] == [(0, 1)] * 2
-            with pytest.raises(PeerLost, match="holds this rank, 2, for lost"):
+            with pytest.raises(PeerLost, match="has declared this rank, 2, lost"):
                 await ranks.communicators[2].shrink()
 
     run_virtual(main())

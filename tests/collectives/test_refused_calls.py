@@ -40,8 +40,8 @@ async def test_later_calls_of_all_ranks_meet_again(transport: str, key: str | No
             reason = "x: expected a numpy array, got list; pass np.asarray(x)"
             for number in (2, 4):
                 label = f"all_reduce #{number + 1}" + (f' "{key}"' if key else "")
-                said = reason if rank == 1 else f"rank {rank}: {label}: the call was refused on rank 1: {reason}"
-                assert results[number] == said
+                expected = reason if rank == 1 else f"rank {rank}: {label}: the call was refused on rank 1: {reason}"
+                assert results[number] == expected
 
 
 async def test_a_call_that_all_ranks_refuse_leaves_nothing_behind(open_ranks: OpenRanks) -> None:

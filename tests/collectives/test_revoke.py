@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.agreement.exchanges import Ballot, compare
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.revocation import decode_revocation, encode_revocation, revocation_of, told_by
+from asyncpar.collectives.revocation import decode_revocation, encode_revocation, notified_by, revocation_of
 from asyncpar.errors import PeerLost, ProtocolError, UsageError, WorldRevoked
 from asyncpar.net.arena.channel import Turn
 from asyncpar.testing import local_world, run_virtual
@@ -169,11 +169,11 @@ def test_the_rank_that_the_reason_names_is_blamed(open_ranks: OpenRanks) -> None
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("size", "told"), in_turn([4, 36], [1, 2]))
+@pytest.mark.parametrize(("size", "notified"), in_turn([4, 36], [1, 2]))
 def test_the_news_reaches_all_although_the_rank_that_revokes_dies_amid_it(
-    open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch, size: int, told: int
+    open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch, size: int, notified: int
 ) -> None:
-    """It tells ``told`` ranks, and is gone; another one is dead already."""
+    """It notifies ``notified`` ranks, and is gone; another one is dead already."""
 
     async def main() -> None:
         async with open_ranks(size) as ranks:
@@ -187,7 +187,7 @@ def test_the_news_reaches_all_although_the_rank_that_revokes_dies_amid_it(
             def control(to: int, *frame: Any) -> None:
                 nonlocal count
                 count += 1
-                if count <= told + 1:  # the first is for the dead rank
+                if count <= notified + 1:  # the first is for the dead rank
                     send(to, *frame)
 
             monkeypatch.setattr(links, "control", control)
@@ -233,14 +233,14 @@ async def test_a_call_on_another_loop_is_refused(open_ranks: OpenRanks) -> None:
             await asyncio.to_thread(asyncio.run, elsewhere())
 
 
-# -- whom a rank tells -------------------------------------------------------------------------------------------------
+# -- whom a rank notifies ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 32, 33, 40, 100])
-def test_what_is_told_reaches_all_that_live_while_fewer_are_dead_than_each_tells(size: int) -> None:
+def test_news_reaches_all_that_live_while_fewer_are_dead_than_each_notifies(size: int) -> None:
     ranks = tuple(range(5, 5 + size))
-    neighbours = {rank: told_by(rank, ranks) for rank in ranks}
-    dead_at_most = min(len(told) for told in neighbours.values()) - 1
+    neighbours = {rank: notified_by(rank, ranks) for rank in ranks}
+    dead_at_most = min(len(each) for each in neighbours.values()) - 1
     for seed in range(20):
         order = np.random.default_rng(seed).permutation(ranks)
         dead = set(order[: max(dead_at_most, 0)].tolist())
@@ -287,7 +287,7 @@ async def test_a_slow_reader_of_a_revoked_ranks_memory_sees_that_it_was_abandone
 
 
 @pytest.mark.parametrize("call", [Communicator.barrier, lambda comm: comm.recv(2)], ids=["barrier", "recv"])
-def test_a_rank_that_the_news_has_not_reached_is_told_when_it_asks(
+def test_a_rank_that_the_news_has_not_reached_is_notified_when_it_asks(
     open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     async def main() -> None:

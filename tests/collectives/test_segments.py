@@ -50,7 +50,7 @@ async def test_short_messages_are_more_messages(open_ranks: OpenRanks) -> None:
         assert short.payload_bytes == pytest.approx(long.payload_bytes, rel=1e-3)
 
 
-async def test_ranks_that_cut_differently_are_told(open_ranks: OpenRanks) -> None:
+async def test_ranks_that_cut_differently_are_notified(open_ranks: OpenRanks) -> None:
     async with open_ranks(2, hosts=("a", "b")) as ranks:
         errors = await on_all(
             ranks, lambda c: c.all_reduce(np.ones(COUNT), algorithm=Name(("ring", "ring/16k")[c.rank]))

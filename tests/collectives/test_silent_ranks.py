@@ -187,12 +187,12 @@ def test_a_rank_that_answers_but_does_not_come_is_named_by_those_that_wait_for_t
 def test_an_answer_clears_a_rank_and_the_longest_silence_counts() -> None:
     inquiry = Inquiry(0.0)
     inquiry.ask([1, 2, 3], 1.0)
-    inquiry.hear(1, Answer(1.0, "in that operation too", Culprit(4, 0.5)))
+    inquiry.record_answer(1, Answer(1.0, "in that operation too", Culprit(4, 0.5)))
     assert inquiry.find_culprit([1, 2, 3], me=0, now=1.125) == Culprit(4, 0.625)
     assert inquiry.find_culprit([1, 2, 3], me=0, now=3.0) == Culprit(4, 2.5)
-    inquiry.hear(4, Answer(3.0, "in that operation too"))
+    inquiry.record_answer(4, Answer(3.0, "in that operation too"))
     assert inquiry.find_culprit([1, 2, 3], me=0, now=3.0) == Culprit(2, 2.0)
-    inquiry.hear(2, Answer(3.0, "in no operation", Culprit(2)))
+    inquiry.record_answer(2, Answer(3.0, "in no operation", Culprit(2)))
     assert inquiry.find_culprit([1, 2], me=0, now=3.0) == Culprit(2)
     assert inquiry.find_culprit([1], me=4, now=3.0) is None
     assert Status("text").culprit is None

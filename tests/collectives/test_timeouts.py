@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.protocol import Status
-from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.net.wire.frame import Key
 from asyncpar.testing import run_virtual
@@ -31,7 +31,7 @@ def test_an_operation_without_progress_times_out_and_names_the_missing_rank(open
     assert time == pytest.approx(30.0)
 
 
-def test_the_message_tells_where_the_missing_rank_is_instead(open_ranks: OpenRanks) -> None:
+def test_the_message_names_where_the_missing_rank_is_instead(open_ranks: OpenRanks) -> None:
     async def main() -> list[BaseException]:
         async with open_ranks(3, timeout=10.0) as ranks:
             zero, one, two = ranks.communicators
@@ -111,7 +111,7 @@ def test_the_timeout_can_be_set_and_subgroups_begin_with_it(open_ranks: OpenRank
     assert run_virtual(main()) == pytest.approx(0.25)
 
 
-def test_the_others_are_told_when_one_rank_gives_up(open_ranks: OpenRanks) -> None:
+def test_the_others_are_notified_when_one_rank_gives_up(open_ranks: OpenRanks) -> None:
     async def main() -> BaseException:
         async with open_ranks(3, timeout=5.0) as ranks:
             with pytest.raises(PeerTimeout):
@@ -141,7 +141,7 @@ def test_a_receive_says_where_its_source_is(open_ranks: OpenRanks) -> None:
 
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("differs", ["ranks", "key"])
-def test_ranks_that_made_different_groups_are_told_what_the_others_wait_for(
+def test_ranks_that_made_different_groups_learn_what_the_others_wait_for(
     open_ranks: OpenRanks, differs: str, key: str | None
 ) -> None:
     """They cannot be told from ranks that come late before the time is up."""
@@ -171,14 +171,14 @@ def test_many_operations_that_wait_cost_each_other_nothing(
 ) -> None:
     """Each is asked about and answered; an answer must not be told to all others at once."""
     count, looks = 300, 0
-    status = OperationTable._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of lookups is no statistic
+    status = LongWaits._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of looks is no statistic
 
-    def counted(table: OperationTable, key: Key, asker: int) -> Status:
+    def counted(waits: LongWaits, key: Key, asker: int) -> Status:
         nonlocal looks
         looks += 1
-        return status(table, key, asker)
+        return status(waits, key, asker)
 
-    monkeypatch.setattr(OperationTable, "_status", counted)  # what an answer costs
+    monkeypatch.setattr(LongWaits, "_status", counted)  # what an answer costs
 
     async def run() -> None:
         async with open_ranks(2) as ranks:

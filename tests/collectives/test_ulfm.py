@@ -131,7 +131,7 @@ def test_a_send_to_a_dead_rank_fails_and_others_of_the_same_group_go_on(open_ran
     run_virtual(main())
 
 
-def test_agreement_tells_whether_an_operation_ended_well_everywhere(open_ranks: OpenRanks) -> None:
+def test_agreement_shows_whether_an_operation_ended_well_everywhere(open_ranks: OpenRanks) -> None:
     """A broadcast whose root dies may succeed on some; agree makes all act alike."""
 
     async def main() -> None:

@@ -116,7 +116,7 @@ async def test_a_call_that_an_awaited_one_has_begun_is_cancelled_like_others() -
             await asyncio.gather(*(comm.all_reduce(ones(cluster)) for comm in comms))
 
 
-async def test_ranks_that_differ_are_told_so_at_once() -> None:
+async def test_ranks_that_differ_are_notified_at_once() -> None:
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster, transport="shm") as nodes:
         comms: list[Any] = [node.world for node in nodes]

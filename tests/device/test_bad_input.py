@@ -145,7 +145,7 @@ class BadInput:
     first: Callable[[Ranks], Any]
     expected: Expected
     second: Callable[[Ranks], Any] = lambda ranks: ranks.comms[1].all_reduce(ranks.good())
-    told: Expected = (PeerCancelled, "rank 0")
+    reported: Expected = (PeerCancelled, "rank 0")
 
 
 def mismatch(first: Callable[[Ranks], Any], second: Callable[[Ranks], Any], text: str) -> BadInput:
@@ -154,7 +154,7 @@ def mismatch(first: Callable[[Ranks], Any], second: Callable[[Ranks], Any], text
 
 
 def refused(first: Callable[[Ranks], Any], text: str) -> BadInput:
-    return BadInput(first, (UsageError, rf"rank 0: .*{text}"), told=(PeerCancelled, rf"rank 0.*{text}"))
+    return BadInput(first, (UsageError, rf"rank 0: .*{text}"), reported=(PeerCancelled, rf"rank 0.*{text}"))
 
 
 CASES = {
@@ -253,13 +253,13 @@ async def test_bad_input_is_an_error_on_every_rank_and_the_group_goes_on(name: s
                 await outcomes(*(comm.all_reduce(ranks.good()) for comm in ranks.comms))
             first, second = await outcomes(begun(case.first, ranks), begun(case.second, ranks))
             check(first, case.expected)
-            check(second, case.told)
+            check(second, case.reported)
         found = await outcomes(*(comm.all_reduce(ranks.good()) for comm in ranks.comms))
         assert [one.get().tolist() for one in found] == [[2.0] * 4] * SIZE
         cluster.destroy_stream(ranks.stream)
 
 
-async def test_two_ranks_on_one_gpu_are_told_of_the_variable() -> None:
+async def test_two_ranks_on_one_gpu_learn_of_the_variable() -> None:
     cluster = FakeCluster()
     async with nccl_groups(cluster, [FakeFabric(cluster, visible=[3]) for _ in range(SIZE)]) as groups:
         ranks = Ranks(groups, cluster)

@@ -79,7 +79,7 @@ async def test_broadcast_goes_by_host(root: int) -> None:
             np.testing.assert_array_equal(result.get(), expected)
 
 
-async def test_it_is_said_once_and_shown_in_the_table(caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_logged_once_and_shown_in_the_table(caplog: pytest.LogCaptureFixture) -> None:
     cluster = FakeCluster(seed=2)
     async with two_hosts(cluster) as nodes:
         with caplog.at_level(logging.WARNING):
@@ -88,9 +88,9 @@ async def test_it_is_said_once_and_shown_in_the_table(caplog: pytest.LogCaptureF
                 await asyncio.gather(*(node.world.all_reduce(x) for node, x in calls))
             calls = zip(nodes, arrays(cluster, 4), strict=True)
             await asyncio.gather(*(node.world.all_gather(x) for node, x in calls))
-        said = [record.getMessage() for record in caplog.records]
-        assert len([text for text in said if "by NCCL on each host, and the network of this world" in text]) == 4
-        assert all("NCCL of rank 0 does not reach other hosts" in text for text in said)
+        logged = [record.getMessage() for record in caplog.records]
+        assert len([text for text in logged if "by NCCL on each host, and the network of this world" in text]) == 4
+        assert all("NCCL of rank 0 does not reach other hosts" in text for text in logged)
         table = nodes[3].world.algorithm_table()
         assert "all_reduce of device arrays  hierarchical: NCCL of rank 0 does not reach other hosts" in table
         assert "all_gather of device arrays  staged: NCCL of rank 0 does not reach other hosts" in table

@@ -36,7 +36,7 @@ async def test_nccl_moves_what_all_ranks_have_on_devices() -> None:
             assert of(node).algorithm_table().endswith("all_reduce of device arrays  nccl")
 
 
-async def test_a_rank_without_nccl_makes_all_go_through_the_host_which_is_said_once(
+async def test_a_rank_without_nccl_makes_all_go_through_the_host_which_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = FakeCluster()
@@ -46,9 +46,9 @@ async def test_a_rank_without_nccl_makes_all_go_through_the_host_which_is_said_o
                 found = await asyncio.gather(*(of(node).all_reduce(ones(cluster)) for node in nodes))
         for result in found:
             np.testing.assert_array_equal(result.get(), 2.0)
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == len(nodes)
-        assert all("rank 1 has no NCCL: there is no driver" in text for text in said)
+        logged = [record.getMessage() for record in caplog.records]
+        assert len(logged) == len(nodes)
+        assert all("rank 1 has no NCCL: there is no driver" in text for text in logged)
         assert "staged: rank 1 has no NCCL: there is no driver" in of(nodes[0]).algorithm_table()
         assert cluster.allocations == 2, "pinned memory is given back"
 
@@ -78,7 +78,7 @@ async def test_a_pin_sends_device_arrays_through_the_host_and_leaves_others_alon
         )
 
 
-async def test_the_table_has_a_line_for_each_size_that_a_pin_tells_apart() -> None:
+async def test_the_table_has_a_line_for_each_size_that_a_pin_distinguishes() -> None:
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster, pin="all_reduce:1k-64k@staged,1m-inf@nccl") as nodes:
 
@@ -126,7 +126,7 @@ async def test_two_ranks_on_one_device_are_refused_on_every_rank_with_the_remedy
             assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in str(error)
 
 
-async def test_ranks_share_a_device_where_nccl_is_told_so() -> None:
+async def test_ranks_share_a_device_where_nccl_is_set_to_allow_it() -> None:
     cluster = FakeCluster()
     same = [FakeFabric(cluster, visible=[3], allows_shared_devices=True) for _ in range(2)]
     async with device_world(2, cluster=cluster, fabrics=same) as nodes:
@@ -152,7 +152,7 @@ async def test_versions_that_differ_are_refused_on_every_rank() -> None:
             assert "rank 0 has version 2.30.4 and rank 1 has 2.27.1" in str(error)
 
 
-async def test_wrong_arguments_are_refused_where_they_are_passed_and_told_to_the_others() -> None:
+async def test_wrong_arguments_are_refused_where_they_are_passed_and_reported_to_the_others() -> None:
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster, fabrics=[FakeFabric(cluster), FakeFabric(cluster)]) as nodes:
         x, there = ones(cluster), ones(cluster, 1)

@@ -119,7 +119,7 @@ async def test_given_figures_choose_the_way_and_results_are_the_same(lanes: Devi
             assert len(result.get()) == 10, "what ranks pass differs in size: sizes choose nothing"
 
 
-async def test_ranks_with_other_figures_are_told_before_anything_moves() -> None:
+async def test_ranks_with_other_figures_are_notified_before_anything_moves() -> None:
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster) as nodes:
         nodes[1].world.set_device_lanes(DeviceLanes(within=SLOW))

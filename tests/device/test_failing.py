@@ -181,7 +181,7 @@ async def test_devices_that_hang_end_in_time() -> None:
         await ranks.work()
 
 
-async def test_ranks_that_differ_are_told_so_and_nothing_is_enqueued() -> None:
+async def test_ranks_that_differ_are_notified_and_nothing_is_enqueued() -> None:
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster, fabrics=(made := fabrics(cluster, 2))) as nodes:
         ranks = Ranks(nodes, cluster)

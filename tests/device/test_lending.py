@@ -94,14 +94,14 @@ async def test_arrays_of_a_cancelled_operation_are_given_back_once_the_devices_a
         assert cluster.faults == []
 
 
-class CopiesTold(FakeFabric):
+class ObservedCopies(FakeFabric):
     """A fabric that tells of each copy as it is enqueued."""
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         super().copy(target, source, nbytes, stream)
-        self.told(target, source)
+        self.observe(target, source)
 
-    def told(self, target: int, source: int) -> None:
+    def observe(self, target: int, source: int) -> None:
         """Called with the addresses."""
 
 
@@ -112,7 +112,7 @@ async def test_nothing_touches_arrays_of_a_cancelled_operation_that_goes_through
 ) -> None:
     """When it has ended they are the caller's again: what is copied into them later would overwrite the caller's."""
     cluster = FakeCluster(seed=1, longest_delay=60)
-    fabrics = [CopiesTold(cluster, visible=[rank]) for rank in range(SIZE)]
+    fabrics = [ObservedCopies(cluster, visible=[rank]) for rank in range(SIZE)]
     async with device_world(SIZE, cluster=cluster, fabrics=fabrics) as nodes:
         arrays = {
             node.rank: (array(cluster), FakeDeviceArray(cluster, (SIZE, COUNT), np.dtype(np.float32))) for node in nodes
@@ -120,13 +120,13 @@ async def test_nothing_touches_arrays_of_a_cancelled_operation_that_goes_through
         tasks: dict[str, asyncio.Task[Any]] = {}
         addresses = {one.address for both in arrays.values() for one in both}
 
-        def told(target: int, source: int) -> None:
+        def observe(target: int, source: int) -> None:
             if (target if comes == "to the array" else source) in addresses:
                 for task in tasks.values():
                     task.cancel()
 
         for fabric in fabrics:
-            fabric.told = told  # type: ignore[method-assign]
+            fabric.observe = observe  # type: ignore[method-assign]
         for rank, (x, out) in arrays.items():
             comm = nodes[rank].world
             if operation == "send":

@@ -46,7 +46,7 @@ async def test_one_end_may_be_on_the_host_and_any_rank_the_source() -> None:
         np.testing.assert_array_equal(there.get(), np.ones(4))
 
 
-async def test_wrong_arrays_are_refused_and_told() -> None:
+async def test_wrong_arrays_are_refused_and_reported() -> None:
     cluster = FakeCluster()
     async with device_world(2, cluster=cluster) as nodes:
         left, right = nodes[0].world, nodes[1].world

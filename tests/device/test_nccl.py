@@ -65,7 +65,7 @@ def test_every_operation_goes_to_the_binding_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("state", [one for one in Result if one is not Result.NumResults])
-def test_the_state_of_a_communicator_is_told_after_a_call_and_when_asked(state: Result) -> None:
+def test_the_state_of_a_communicator_is_reported_after_a_call_and_when_asked(state: Result) -> None:
     libraries, _, communicator = opened()
     libraries.states = [state, state]
     result = communicator.all_reduce(SEND, RECV, COUNT, NcclDtype.INT8, NcclOp.MAX, STREAM)
@@ -187,7 +187,7 @@ def test_memory_is_made_copied_and_freed() -> None:
     ]
 
 
-def test_what_cuda_refuses_is_told_in_its_words() -> None:
+def test_what_cuda_refuses_is_reported_in_its_words() -> None:
     library = Libraries().library()
     library.runtime.statuses = {"cudaMalloc": CudaStatus.cudaErrorMemoryAllocation}
     with pytest.raises(DeviceError, match="cuda: cudaMalloc: cudaErrorMemoryAllocation: what CUDA says"):

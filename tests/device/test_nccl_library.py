@@ -64,7 +64,7 @@ def test_a_library_of_nccl_that_is_too_old_is_refused(monkeypatch: pytest.Monkey
         load_library()
 
 
-def test_a_host_without_a_driver_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_driver_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, driver=0)
     with pytest.raises(FabricUnavailable, match="this host has no NVIDIA driver"):
         load_library()

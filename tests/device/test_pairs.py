@@ -112,7 +112,7 @@ async def test_a_small_array_is_sent_at_once_as_one_of_the_host_is() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-async def test_a_rank_without_nccl_makes_messages_go_through_the_host_which_is_said_once(
+async def test_a_rank_without_nccl_makes_messages_go_through_the_host_which_is_logged_once(
     missing: int, caplog: pytest.LogCaptureFixture, enqueued: list[str]
 ) -> None:
     cluster = FakeCluster()
@@ -124,9 +124,9 @@ async def test_a_rank_without_nccl_makes_messages_go_through_the_host_which_is_s
                 out = full(cluster, 0.0)
                 await asyncio.gather(left.send(full(cluster, 1.0), 1), right.recv(0, out=out))
                 check(out, 1.0)
-        said = [record.getMessage() for record in caplog.records if "there is no driver" in record.getMessage()]
-        assert len(said) == (1 if missing == 0 else 2)
-        assert all("through the host" in text for text in said)
+        logged = [record.getMessage() for record in caplog.records if "there is no driver" in record.getMessage()]
+        assert len(logged) == (1 if missing == 0 else 2)
+        assert all("through the host" in text for text in logged)
         assert enqueued == []
 
 

@@ -61,10 +61,10 @@ async def test_without_one_all_ranks_go_by_host_and_say_why_once(
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 check(await sums(cluster, comms))
-        said = [one.getMessage() for one in caplog.records if "network of this world" in one.getMessage()]
-        assert len(said) == len(comms)
-        assert any(f"rank {at}: " in text for text in said) or "hang" in trouble
-        assert len({text.partition(" by NCCL on each host")[2] for text in said}) == 1, "all ranks give one reason"
+        logged = [one.getMessage() for one in caplog.records if "network of this world" in one.getMessage()]
+        assert len(logged) == len(comms)
+        assert any(f"rank {at}: " in text for text in logged) or "hang" in trouble
+        assert len({text.partition(" by NCCL on each host")[2] for text in logged}) == 1, "all ranks give one reason"
         table = comms[3].algorithm_table()
         assert "all_reduce of device arrays  hierarchical: rank " in table
         assert [fabric.inits for fabric in made] == [2] * 4, "of the world, which failed, and of the host"

@@ -252,7 +252,7 @@ def test_a_member_that_goes_on_before_the_next_tick_is_not_missed() -> None:
 
 def test_the_last_members_that_have_the_state_may_be_stopped_as_long_as_others_may_be_silent() -> None:
     heard = {"m0"}
-    director = ElasticDirector(2, rules=WorldRules(is_heard=lambda member: member in heard))
+    director = ElasticDirector(2, rules=WorldRules(is_responding=lambda member: member in heard))
     for number in range(2):
         director.arrive(f"m{number}", START, 0.0)
     director.ready("m0", 0, "m0:1")

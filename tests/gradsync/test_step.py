@@ -45,7 +45,9 @@ class SlowCommunicator:
     def __init__(self) -> None:
         self.started: list[float] = []
         world = SimpleNamespace(size=2, generation=0)
-        links = SimpleNamespace(recorder=open_recorder(RankIdentity(rank=0, size=2)), world=world, is_elastic=False)
+        links = SimpleNamespace(
+            recorder=open_recorder(RankIdentity(rank=0, size=2)), world=world, refuse_fixed_ranks=None
+        )
         table = SimpleNamespace(links=links, take_abort=lambda *_: False)
         group = SimpleNamespace(notices={})
         self._engine = SimpleNamespace(table=table, group=group, skip=lambda _: 1)

@@ -1,4 +1,4 @@
-"""scripts/bench/torch_ddp.py as people run it."""
+"""scripts/bench/compare/torch_ddp.py as people run it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "torch_ddp.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "compare" / "torch_ddp.py"
 STEPS = {"ddp": "ddp", "fsdp": "fsdp"}
 
 

@@ -268,7 +268,9 @@ def verify(operation: str, schedules: Sequence[RankSchedule], *, root: int = 0) 
                 )
         if operation == "barrier" and len(state.knows) != size:
             missing = sorted(set(range(size)) - state.knows)
-            raise ScheduleError(f"rank {state.rank} leaves the barrier before it has heard of ranks {missing}")
+            raise ScheduleError(
+                f"rank {state.rank} leaves the barrier without knowing that ranks {missing} have entered it"
+            )
     return Report(
         steps=max(state.time for state in simulation.ranks),
         messages=tuple(simulation.messages),

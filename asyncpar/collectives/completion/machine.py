@@ -55,7 +55,7 @@ class CalledHere:
 
 
 @dataclass(frozen=True, slots=True)
-class ContributorSaid:
+class ContributorSent:
     """Arrival of a message of ``rank``."""
 
     rank: int
@@ -74,11 +74,11 @@ class TimePassed:
     """A tick of time."""
 
 
-ChoiceEvent: TypeAlias = CalledHere | ContributorSaid | RankLost | TimePassed
+ChoiceEvent: TypeAlias = CalledHere | ContributorSent | RankLost | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
-class TellRank:
+class SendToRank:
     """Send ``message`` to ``rank``."""
 
     rank: int
@@ -101,7 +101,7 @@ class FailChoice:
     text: str
 
 
-ChoiceCommand: TypeAlias = TellRank | ReturnChosen | FailChoice
+ChoiceCommand: TypeAlias = SendToRank | ReturnChosen | FailChoice
 
 
 class ContributorChoice:
@@ -136,8 +136,8 @@ class ContributorChoice:
         match event:
             case CalledHere():
                 self._called(event, now)
-            case ContributorSaid(rank, message) if rank in self.ranks and rank not in self._lost:
-                self._said(rank, message)
+            case ContributorSent(rank, message) if rank in self.ranks and rank not in self._lost:
+                self._receive(rank, message)
             case RankLost(rank):
                 self.lose(rank)
         self._look(now)
@@ -175,14 +175,14 @@ class ContributorChoice:
         self.call, self._begun_at = call, now
         self._here[self.me] = call.call
         if self.chosen is None:
-            self._tell_others(Here(self.ranks, call.call))
+            self._send_to_others(Here(self.ranks, call.call))
         else:
             self._compare(self.chosen)
 
-    def _said(self, rank: int, message: ContributorMessage) -> None:
+    def _receive(self, rank: int, message: ContributorMessage) -> None:
         if self.chosen is not None:
             if isinstance(message, Here | PrepareChoice | AcceptChosen):
-                self._tell(rank, DecideChosen(self.ranks, self.chosen))
+                self._send(rank, DecideChosen(self.ranks, self.chosen))
             return
         match message:
             case Here(call=call):
@@ -209,18 +209,18 @@ class ContributorChoice:
 
     def _prepared(self, rank: int, ballot: ContributorBallot) -> None:
         if ballot <= self._promised:
-            self._tell(rank, Outvoted(self._promised))
+            self._send(rank, Outvoted(self._promised))
             return
         self._promised = ballot
         at, chosen = self._accepted or (NO_BALLOT, None)
-        self._tell(rank, PromiseChoice(ballot, at, chosen))
+        self._send(rank, PromiseChoice(ballot, at, chosen))
 
     def _asked_to_accept(self, rank: int, ballot: ContributorBallot, chosen: Chosen) -> None:
         if ballot < self._promised:
-            self._tell(rank, Outvoted(self._promised))
+            self._send(rank, Outvoted(self._promised))
             return
         self._promised, self._accepted = ballot, (ballot, chosen)
-        self._tell(rank, AcceptedChosen(ballot))
+        self._send(rank, AcceptedChosen(ballot))
 
     # -- proposing -----------------------------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class ContributorChoice:
         call = self.call
         if call is None or not self.is_under_way:
             return
-        wrong = next((rank for rank, said in sorted(self._here.items()) if said != call.call), None)
+        wrong = next((rank for rank, other in sorted(self._here.items()) if other != call.call), None)
         if wrong is not None:
             self._fail("mismatch", wrong, self._here[wrong])
             return
@@ -270,7 +270,7 @@ class ContributorChoice:
             attempt.promises.add(self.me)
             if self._accepted is not None:
                 attempt.best, attempt.chosen = self._accepted
-            self._tell_others(PrepareChoice(self.ranks, ballot))
+            self._send_to_others(PrepareChoice(self.ranks, ballot))
             self._go_on(attempt)
         else:
             self._attempts = max(self._attempts, self._promised[0] + 1)
@@ -282,10 +282,10 @@ class ContributorChoice:
             if attempt.ballot >= self._promised:
                 self._promised, self._accepted = attempt.ballot, (attempt.ballot, attempt.chosen)
                 attempt.accepts.add(self.me)
-            self._tell_others(AcceptChosen(self.ranks, attempt.ballot, attempt.chosen))
+            self._send_to_others(AcceptChosen(self.ranks, attempt.ballot, attempt.chosen))
         if attempt.is_asked and self._is_majority(attempt.accepts):
             self._decide(attempt.chosen)
-            self._tell_others(DecideChosen(self.ranks, attempt.chosen))
+            self._send_to_others(DecideChosen(self.ranks, attempt.chosen))
 
     def _is_majority(self, ranks: Iterable[int]) -> bool:
         votes = set(ranks)
@@ -307,13 +307,13 @@ class ContributorChoice:
         self.has_failed = True
         self._commands.append(FailChoice(fault, rank, text))
 
-    def _tell(self, rank: int, message: ContributorMessage) -> None:
-        self._commands.append(TellRank(rank, message))
+    def _send(self, rank: int, message: ContributorMessage) -> None:
+        self._commands.append(SendToRank(rank, message))
 
-    def _tell_others(self, message: ContributorMessage) -> None:
+    def _send_to_others(self, message: ContributorMessage) -> None:
         for rank in self.ranks:
             if rank != self.me and rank not in self._lost:
-                self._tell(rank, message)
+                self._send(rank, message)
 
 
 class _ChoiceAttempt:

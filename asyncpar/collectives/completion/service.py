@@ -12,11 +12,11 @@ from asyncpar.collectives.completion.machine import (
     CalledHere,
     ChoiceEvent,
     ContributorChoice,
-    ContributorSaid,
+    ContributorSent,
     FailChoice,
     RankLost,
     ReturnChosen,
-    TellRank,
+    SendToRank,
     TimePassed,
 )
 from asyncpar.collectives.completion.messages import (
@@ -87,7 +87,7 @@ class ContributorChoices:
         """Notify the other ranks that this one's call of ``place`` is refused."""
         for rank in ranks:
             if rank != self._links.rank and self._links.closed is None:
-                self._tell(rank, place, Here(ranks, text))
+                self._send(rank, place, Here(ranks, text))
 
     def end(self, series: int, error: AsyncparError) -> None:
         """End the waits of ``series`` with ``error``: this rank's group is over."""
@@ -104,7 +104,7 @@ class ContributorChoices:
         choice = self._choices.get(place)
         return [] if choice is None else choice.missing()
 
-    def heard(self, rank: int, key: Key, payload: bytes) -> None:
+    def receive(self, rank: int, key: Key, payload: bytes) -> None:
         """Handle a CONTRIBUTORS frame of ``rank``.  Raises ``ProtocolError`` for an invalid one."""
         message = decode_contributors(payload, size=self._links.world.size)
         place = key.group, key.sequence
@@ -117,7 +117,7 @@ class ContributorChoices:
         chosen = getattr(message, "chosen", None) or getattr(message, "accepted", None)
         if chosen is not None and not (chosen.contributors and set(chosen.contributors) <= set(choice.ranks)):
             raise ProtocolError(f"CONTRIBUTORS frame: expected some of ranks {choice.ranks}, got {chosen.contributors}")
-        self._feed(place, choice, ContributorSaid(rank, message))
+        self._feed(place, choice, ContributorSent(rank, message))
 
     def close(self, error: PeerLost) -> None:
         """End all waits with ``error``: this rank leaves."""
@@ -155,8 +155,8 @@ class ContributorChoices:
             return
         for command in choice.handle(event, now=self._loop.time()):
             match command:
-                case TellRank(rank, message):
-                    self._tell(rank, place, message)
+                case SendToRank(rank, message):
+                    self._send(rank, place, message)
                 case ReturnChosen(chosen):
                     self._decided[place[0]] = max(place[1], self._decided.get(place[0], 0))
                     self._return(place, chosen.contributors)
@@ -164,8 +164,8 @@ class ContributorChoices:
                     self._calls.fail(place, ChoiceFailedError(command))
         self._look_later()
 
-    def _tell(self, rank: int, place: Place, message: object) -> None:
-        self._calls.tell(rank, place, encode_contributors(message))  # type: ignore[arg-type]
+    def _send(self, rank: int, place: Place, message: object) -> None:
+        self._calls.send(rank, place, encode_contributors(message))  # type: ignore[arg-type]
 
     def _return(self, place: Place, contributors: tuple[int, ...]) -> None:
         self._calls.settle(place, contributors)

@@ -37,7 +37,7 @@ _TO_FIRST, _FROM_FIRST = 0, 1
 class Meeting:
     """One operation's agreement: ``order`` is set once all ranks have come."""
 
-    __slots__ = ("_choose", "_counts", "_device", "_group", "_prepare", "has_told", "order")
+    __slots__ = ("_choose", "_counts", "_device", "_group", "_prepare", "has_announced", "order")
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Meeting:
         prepare: Callable[[], None],
     ) -> None:
         self.order: LaunchOrder | None = None
-        self.has_told = False
+        self.has_announced = False
         """Whether the others count on this rank."""
         self._group, self._device, self._counts = group, device, counts
         self._choose, self._prepare = choose, prepare
@@ -62,7 +62,7 @@ class Meeting:
         group, length = self._group, RECORD_WORDS + len(self._counts)
         slots = turn.channel.views(turn.parity, _WORD, length + ORDER_WORDS)
         slots[group.place][:length] = group.row(self._device, self._counts)
-        self.has_told = True
+        self.has_announced = True
         turn.post(1)
         self._prepare()
         yield turn.channel.others, 1
@@ -77,7 +77,7 @@ class Meeting:
 
     async def by_messages(self, operation: Operation) -> LaunchOrder:
         """Run the agreement by messages."""
-        self.has_told = True
+        self.has_announced = True
         group, length = self._group, RECORD_WORDS + len(self._counts)
         if group.place:
             answer = np.zeros(ORDER_WORDS + group.size * length, _WORD)

@@ -40,7 +40,7 @@ def allocated(source: DeviceArray | None, out: object, root: int) -> DeviceArray
     if source is not None:
         return reduced(source, out, source.shape[1:])
     if out is None:
-        raise UsageError(f"out: expected an array on every rank but root {root}, to tell shape and dtype; got None")
+        raise UsageError(f"out: expected an array on every rank but root {root}, to give shape and dtype; got None")
     return check_writable(device_array(out, "out"), "out")
 
 

@@ -68,12 +68,12 @@ async def calibrate_devices(engine: Engine, before: Coroutine[Any, Any, None], d
         )
         for rank, is_able in zip(engine.ranks, able.reshape(-1), strict=True):
             if not is_able:
-                more = f": {why}" if address is None else ", which tells why"
+                more = f": {why}" if address is None else ", whose error has the reason"
                 raise UsageError(f"device: rank {rank} has no NCCL to measure, or no room{more}; leave device out")
         assert host.fabric is not None
         assert address is not None
         lanes = await _measured(engine, host, _Buffer(address, _LARGE_BYTES, device), clock)
-        engine.policy = replace(engine.policy, device_lanes=await _told_by_first(engine, lanes))
+        engine.policy = replace(engine.policy, device_lanes=await _figures_of_first(engine, lanes))
     finally:
         if address is not None and host.fabric is not None:
             host.fabric.free(address, device)
@@ -130,13 +130,13 @@ async def _copies(host: DeviceHost, buffer: _Buffer, clock: Clock) -> LaneCosts:
     return measured_lane(found[0], found[1], buffer.nbytes, steps=1, reduction=PCI_EXPRESS_COSTS.reduction)
 
 
-async def _told_by_first(engine: Engine, lanes: DeviceLanes) -> DeviceLanes:
+async def _figures_of_first(engine: Engine, lanes: DeviceLanes) -> DeviceLanes:
     """Return the figures of rank 0."""
     kinds = (lanes.within, lanes.between, lanes.copy)
     figures = np.array([(one.latency, one.bandwidth, one.reduction, one.is_measured) for one in kinds])
-    told = await rooted.broadcast(engine, figures, root=0, algorithm=None, key=None)
+    received = await rooted.broadcast(engine, figures, root=0, algorithm=None, key=None)
     within, between, copy = (
         LaneCosts(latency=float(row[0]), bandwidth=float(row[1]), reduction=float(row[2]), is_measured=bool(row[3]))
-        for row in told
+        for row in received
     )
     return DeviceLanes(within=within, between=between, copy=copy)

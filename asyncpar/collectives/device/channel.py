@@ -155,7 +155,7 @@ class DeviceChannel:
         try:
             await self._until(operation, partial(self._is_over, launch))
         except DeviceError:
-            await self._hear_of_losses(operation)
+            await self._await_losses(operation)
             raise
         self._retire(launch)
 
@@ -195,8 +195,8 @@ class DeviceChannel:
         state = self.communicator.get_async_error()
         if state in (NcclResult.SUCCESS, NcclResult.IN_PROGRESS):
             return state is NcclResult.SUCCESS
-        said = self.communicator.get_last_error()
-        raise DeviceError(f"NCCL on cuda:{self.device}: {state}{': ' + said if said else ''}", result=state)
+        last_error = self.communicator.get_last_error()
+        raise DeviceError(f"NCCL on cuda:{self.device}: {state}{': ' + last_error if last_error else ''}", result=state)
 
     async def _prove(self, operation: Operation, proof: RouteProof) -> None:
         """Connect, and send one byte around.  Raises ``NoRoute`` if that fails on any rank."""
@@ -256,7 +256,7 @@ class DeviceChannel:
             await self._until(operation, self._is_ready, proof)
         except DeviceError:
             if proof is None:
-                await self._hear_of_losses(operation)
+                await self._await_losses(operation)
             raise
 
     async def _until(self, operation: Operation, is_done: Callable[[], bool], proof: RouteProof | None = None) -> None:
@@ -274,7 +274,7 @@ class DeviceChannel:
             if error is not None:
                 due = due or self.host.loop.time() + GRACE
                 if self.host.loop.time() > due:
-                    operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
+                    operation.report_failure("lost", error.cause or str(error), lost=error.rank)
                     operation.fail(operation.lost(error))
             return False
 
@@ -284,7 +284,7 @@ class DeviceChannel:
         finally:
             coming.cancel()
 
-    async def _hear_of_losses(self, operation: Operation) -> None:
+    async def _await_losses(self, operation: Operation) -> None:
         """Wait a moment for the links, which detect a lost rank; NCCL does not."""
         until = self.host.loop.time() + GRACE
         await self._until(operation, lambda: self.host.loop.time() >= until)
@@ -339,7 +339,7 @@ class DeviceChannel:
             operation = launch.operation
             if operation is not None and operation is not own and operation.failure is None and not operation.is_over:
                 ended = self.failure.error(operation.label)
-                operation.tell_failure("failed", ended.cause or "")
+                operation.report_failure("failed", ended.cause or "")
                 operation.fail(ended)
         self._end(keeps=self._is_connected and isinstance(error, PeerLost | WorldRevoked))
 

@@ -92,7 +92,7 @@ class DeviceHost:
         """By rank of the world."""
         self._host_id = self.host_ids[table.links.rank]
         self._devices: dict[int, DeviceDescription] | None = None
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._threads: set[threading.Thread] = set()
         self._channels: weakref.WeakSet[Closes] = weakref.WeakSet()
 
@@ -116,10 +116,10 @@ class DeviceHost:
         uuid = f"index {index}" if found is None else found.uuid
         return hash64("device", self._host_id, uuid) >> 1
 
-    def say_once(self, text: str, example: str = "") -> None:
+    def warn_once(self, text: str, example: str = "") -> None:
         """Log ``text`` as a warning, once, with the ``example`` of the first time."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s%s", text, example)
 
     def in_thread(self, function: Callable[[], object]) -> asyncio.Future[None]:

@@ -35,7 +35,7 @@ def send(engine: Engine, messages: PointToPoint, x: object, dest: int, tag: int)
     source = device_array(x)
     host = DeviceHost.of(engine.table)
     if host.fabric is None:
-        host.say_once(f"messages of device arrays go through the host: this rank has no NCCL: {host.reason}")
+        host.warn_once(f"messages of device arrays go through the host: this rank has no NCCL: {host.reason}")
     waits = host.fabric is not None and source.nbytes > EAGER_LIMIT
     template = np.broadcast_to(np.zeros((), source.dtype), source.shape)
     envelope = encode_envelope(template, is_object=False, is_on_device=waits)
@@ -104,7 +104,7 @@ def _note(engine: Engine, name: str, way: Way) -> None:
     engine.device_ways.note(name, f"{text} (up to {EAGER_LIMIT >> 10} KiB at once, through the host)")
     if way.reason and not way.is_by_choice:
         text = f"group {engine.group.name}: messages of device arrays go through the host: {way.reason}"
-        DeviceHost.of(engine.table).say_once(text)
+        DeviceHost.of(engine.table).warn_once(text)
 
 
 async def _received(

@@ -38,15 +38,15 @@ class RouteProof:
         self._operation, self._ranks, self._place = operation, ranks, place
         timeout = operation.home.limits.timeout
         self.seconds = _LONGEST if timeout is None else min(_LONGEST, timeout / 2)
-        self._told: dict[int, Array] = {}
+        self._reports: dict[int, Array] = {}
         self._coming: dict[int, asyncio.Future[None]] = {}
 
     def begin(self) -> None:
         """Post the receives of the other ranks' reports."""
         tag = _FROM_FIRST if self._place else _TO_FIRST
         for rank in self._ranks[:1] if self._place else self._ranks[1:]:
-            self._told[rank] = np.zeros(_TEXT_BYTES, np.uint8)
-            future = self._operation.post(rank, tag, self._told[rank].data)
+            self._reports[rank] = np.zeros(_TEXT_BYTES, np.uint8)
+            future = self._operation.post(rank, tag, self._reports[rank].data)
             if future is not None:
                 self._coming[rank] = future
 
@@ -56,7 +56,7 @@ class RouteProof:
         if self._place:
             await self._send(self._ranks[:1], _TO_FIRST, own)
             await self._receive(_FROM_FIRST)
-            return _text(self._told[self._ranks[0]])
+            return _text(self._reports[self._ranks[0]])
         if not own:
             await self._all_or_a_failure()
         found = own or self._failure()
@@ -71,7 +71,9 @@ class RouteProof:
 
     def _failure(self) -> str:
         """Return the failure that another rank has reported, "" if there is none."""
-        return next((text for rank, told in self._told.items() if self._is_there(rank) and (text := _text(told))), "")
+        return next(
+            (text for rank, report in self._reports.items() if self._is_there(rank) and (text := _text(report))), ""
+        )
 
     def _is_there(self, rank: int) -> bool:
         future = self._coming.get(rank)
@@ -106,5 +108,5 @@ def _open(gate: asyncio.Future[None], _: asyncio.Future[None]) -> None:
         gate.set_result(None)
 
 
-def _text(told: Array) -> str:
-    return told.tobytes().rstrip(b"\0").decode(errors="replace")
+def _text(report: Array) -> str:
+    return report.tobytes().rstrip(b"\0").decode(errors="replace")

@@ -85,7 +85,7 @@ class _Launched(Operation):
             return
         if self.home.ranks[0] == self.context.links.rank:
             reason: Reason = "lost" if isinstance(error, PeerLost) else "failed"
-            self.tell_failure(reason, error.cause or str(error), lost=error.rank)
+            self.report_failure(reason, error.cause or str(error), lost=error.rank)
 
     def waits_for(self) -> list[int]:
         """Return the ranks that this one waits for: once it is launched, all others."""
@@ -201,7 +201,7 @@ def start(
         if algorithm in (NCCL, HIERARCHICAL):
             raise UsageError(f"algorithm: NCCL has no {what}; leave the algorithm to asyncpar")
         if wanted != STAGED:
-            group.host.say_once(f"NCCL has no {work.name} like this: it goes through the host", f": {what}")
+            group.host.warn_once(f"NCCL has no {work.name} like this: it goes through the host", f": {what}")
             wanted = STAGED
     handle = None if stream is None else _checked_stream(group, stream, device)
     for array in work.arrays:
@@ -231,7 +231,7 @@ def start(
         try:
             order = await _met(operation, group, meeting)
         except BaseException as error:
-            if meeting.has_told and not isinstance(error, OperationMismatch):  # a mismatch launches nowhere
+            if meeting.has_announced and not isinstance(error, OperationMismatch):  # a mismatch launches nowhere
                 if meeting.order is None:
                     group.skip(error)
                 else:
@@ -312,7 +312,7 @@ async def _run(
     engine.device_ways.note(work.name, text, _payload(work), possible=way.possible if work.has_nccl else (STAGED,))
     if way.reason:
         how = "through the host" if way.algorithm == STAGED else "by NCCL on each host, and the network of this world"
-        group.host.say_once(f"group {engine.group.name}: device arrays go {how}: {way.reason}")
+        group.host.warn_once(f"group {engine.group.name}: device arrays go {how}: {way.reason}")
     if way.algorithm == HIERARCHICAL:
         assert work.by_host is not None
         await _by_parts(operation, work.by_host(operation))

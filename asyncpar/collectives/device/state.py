@@ -101,9 +101,9 @@ class DeviceGroup:
 
     def records(self, rows: Sequence[Array]) -> tuple[RankRecord, ...]:
         """Decode ``rows`` into records."""
-        told = b"".join([row.tobytes() for row in rows])
-        if told != self._known[0]:
-            self._known = told, tuple(RankRecord.decode(row) for row in rows)
+        encoded = b"".join([row.tobytes() for row in rows])
+        if encoded != self._known[0]:
+            self._known = encoded, tuple(RankRecord.decode(row) for row in rows)
         return self._known[1]
 
     def usable(self, device: int) -> DeviceChannel | None:

@@ -7,11 +7,11 @@ with the highest ballot again, if there is one.  This is the consensus of Buntin
 support MPI fault tolerance", IPDPS 2012), with a star for its tree, and ballots as in Paxos.
 
 *All survivors get the same outcome, which is also that of any rank that got one and died later.*  An outcome is decided
-only when all survivors have accepted it.  A later leader is one of them, and learns of it before it proposes.  It hears
-from all survivors, and none of them accepts proposals of an earlier leader any more: a rank that contributes to a
-leader declares all ranks before it lost, and drops their messages.  A leader may propose another outcome while not all
-have accepted the last one (for example because a rank that was to accept is lost): nothing was decided then, and the
-later one has the higher ballot.
+only when all survivors have accepted it.  A later leader is one of them, and learns of it before it proposes.  It gets
+contributions from all survivors, and none of them accepts proposals of an earlier leader any more: a rank that
+contributes to a leader declares all ranks before it lost, and drops their messages.  A leader may propose another
+outcome while not all have accepted the last one (for example because a rank that was to accept is lost): nothing was
+decided then, and the later one has the higher ballot.
 
 *It terminates.*  Lost ranks are not waited for.  One that does not answer for as long as the group's timeout is
 declared lost.  One that answers, but does not call, ends the agreement with a ``timeout`` for all.
@@ -53,7 +53,7 @@ class AgreementCalled:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSaid:
+class MemberSent:
     """Arrival of a message of ``rank``."""
 
     rank: int
@@ -79,11 +79,11 @@ class AgreementTick:
     """A tick of time."""
 
 
-AgreementEvent: TypeAlias = AgreementCalled | MemberSaid | MemberLost | MemberExpelled | AgreementTick
+AgreementEvent: TypeAlias = AgreementCalled | MemberSent | MemberLost | MemberExpelled | AgreementTick
 
 
 @dataclass(frozen=True, slots=True)
-class TellMember:
+class SendToMember:
     """Send ``message`` to ``rank``."""
 
     rank: int
@@ -91,7 +91,7 @@ class TellMember:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldForLost:
+class DeclareLost:
     """Declare ``rank`` lost, because of ``cause``."""
 
     rank: int
@@ -105,7 +105,7 @@ class ReturnOutcome:
     outcome: Outcome
 
 
-AgreementCommand: TypeAlias = TellMember | HoldForLost | ReturnOutcome
+AgreementCommand: TypeAlias = SendToMember | DeclareLost | ReturnOutcome
 
 
 class SurvivorAgreement:
@@ -134,9 +134,8 @@ class SurvivorAgreement:
         """The fault that the leader proposes instead of a result."""
         self._begun_at = now
         self.timeout = timeout
-        """By awaited rank, the time of its last message, or of the begin of the wait for it."""
-        self._heard_at: dict[int, float] = {}
-        """By awaited rank, when it was last heard of, or the wait for it began."""
+        self._received_at: dict[int, float] = {}
+        """By awaited rank, the time of its last message, or of the beginning of the wait for it."""
         self._commands: list[AgreementCommand] = []
 
     @property
@@ -172,9 +171,9 @@ class SurvivorAgreement:
         match event:
             case AgreementCalled():
                 self._called(event, now)
-            case MemberSaid(rank, message) if rank in self.ranks and rank not in self._lost:
-                self._heard_at[rank] = now
-                self._said(rank, message)
+            case MemberSent(rank, message) if rank in self.ranks and rank not in self._lost:
+                self._received_at[rank] = now
+                self._receive(rank, message)
             case MemberLost(rank):
                 self._lose([rank])
             case MemberExpelled(text) if self.outcome is None:
@@ -182,7 +181,7 @@ class SurvivorAgreement:
             case AgreementTick():
                 self._tick(now)
         awaited = self.awaited()
-        self._heard_at = {rank: self._heard_at.get(rank, now) for rank in awaited}
+        self._received_at = {rank: self._received_at.get(rank, now) for rank in awaited}
         commands, self._commands = self._commands, []
         return commands
 
@@ -193,10 +192,10 @@ class SurvivorAgreement:
         if self.outcome is None:
             self._contribute()
 
-    def _said(self, rank: int, message: AgreementMessage) -> None:
+    def _receive(self, rank: int, message: AgreementMessage) -> None:
         match message:
             case DecideOutcome(outcome) if self.me in outcome.lost:
-                self._expel(f"rank {rank} holds this rank, {self.me}, for lost")
+                self._expel(f"rank {rank} has declared this rank, {self.me}, lost")
             case DecideOutcome(outcome):
                 self._lose_reported(outcome.lost, rank)
                 waiting = [] if self.outcome is not None else [other for other in self.left if other != rank]
@@ -209,7 +208,7 @@ class SurvivorAgreement:
             case AskMember(lost=lost):
                 self._lose_reported(lost, rank)
                 if not self._answer_decided(rank):
-                    self._tell(rank, self._contribution())
+                    self._send(rank, self._contribution())
             case ProposeOutcome(ballot=ballot, outcome=outcome):
                 self._proposed(rank, AcceptedOutcome(ballot, outcome))
             case AcceptOutcome(ballot, lost):
@@ -239,15 +238,15 @@ class SurvivorAgreement:
             return
         if self._accepted is None or proposal.ballot >= self._accepted.ballot:
             self._accepted = proposal
-            self._tell(rank, AcceptOutcome(proposal.ballot, self._known()))
+            self._send(rank, AcceptOutcome(proposal.ballot, self._known()))
 
     def _tick(self, now: float) -> None:
         timeout = self.timeout
         if timeout is None or not self.is_under_way:
             return
-        silent = [rank for rank in self.awaited() if now - self._heard_at.get(rank, now) >= timeout]
+        silent = [rank for rank in self.awaited() if now - self._received_at.get(rank, now) >= timeout]
         for rank in silent:
-            self._commands.append(HoldForLost(rank, f"it has not answered for {timeout:.1f} s in an agreement"))
+            self._commands.append(DeclareLost(rank, f"it has not answered for {timeout:.1f} s in an agreement"))
         self._lose(silent)
         if self.outcome is None and self.leader == self.me and now >= self._begun_at + timeout:
             answered = [rank for rank in self.left if rank == self.me or rank in self._contributions]
@@ -257,7 +256,7 @@ class SurvivorAgreement:
                 self._fault = Outcome(0, (), "timeout", absent[0], text)
                 self._lead()
         for rank in self.awaited():
-            self._tell(rank, AskMember(self.ranks, self._known()))
+            self._send(rank, AskMember(self.ranks, self._known()))
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class SurvivorAgreement:
         """Declare lost the ranks that ``by`` has; this rank itself is notified in another way."""
         news = [rank for rank in dict.fromkeys(ranks) if rank in self.ranks and rank not in self._lost]
         news = [rank for rank in news if rank not in (self.me, by)]
-        self._commands += [HoldForLost(rank, f"it is lost (reported by rank {by})") for rank in news]
+        self._commands += [DeclareLost(rank, f"it is lost (reported by rank {by})") for rank in news]
         self._lose(news)
 
     def _lose(self, ranks: Iterable[int]) -> None:
@@ -290,7 +289,7 @@ class SurvivorAgreement:
         if self.leader == self.me:
             self._lead()
         else:
-            self._tell(self.leader, self._contribution())
+            self._send(self.leader, self._contribution())
 
     def _contribution(self) -> Contribution:
         call = self._call
@@ -301,7 +300,7 @@ class SurvivorAgreement:
     def _answer_decided(self, rank: int) -> bool:
         """Send ``rank`` the decision, if there is one; a rank that others have declared lost has none to send."""
         if self.outcome is not None and self.outcome.fault != "expelled":
-            self._tell(rank, DecideOutcome(self.outcome))
+            self._send(rank, DecideOutcome(self.outcome))
         return self.outcome is not None
 
     # -- leading -------------------------------------------------------------------------------------------------------
@@ -325,10 +324,10 @@ class SurvivorAgreement:
             self._proposal = self._accepted = AcceptedOutcome((self.ranks.index(self.me), number), outcome)
             self._acceptors.clear()
             for rank in others:
-                self._tell(rank, ProposeOutcome(self.ranks, self._proposal.ballot, outcome))
+                self._send(rank, ProposeOutcome(self.ranks, self._proposal.ballot, outcome))
         if self._acceptors.issuperset(others):
             for rank in others:
-                self._tell(rank, DecideOutcome(outcome))
+                self._send(rank, DecideOutcome(outcome))
             self._return(outcome)
 
     def _choose(self, others: list[int]) -> Outcome | None:
@@ -371,5 +370,5 @@ class SurvivorAgreement:
     def _known(self) -> tuple[int, ...]:
         return tuple(sorted(self._lost))
 
-    def _tell(self, rank: int, message: AgreementMessage) -> None:
-        self._commands.append(TellMember(rank, message))
+    def _send(self, rank: int, message: AgreementMessage) -> None:
+        self._commands.append(SendToMember(rank, message))

@@ -12,13 +12,13 @@ from asyncpar.collectives.fault_tolerance.machine import (
     AgreementCalled,
     AgreementEvent,
     AgreementTick,
-    HoldForLost,
+    DeclareLost,
     MemberExpelled,
     MemberLost,
-    MemberSaid,
+    MemberSent,
     ReturnOutcome,
+    SendToMember,
     SurvivorAgreement,
-    TellMember,
 )
 from asyncpar.collectives.fault_tolerance.messages import (
     AgreementKind,
@@ -73,7 +73,7 @@ class SurvivorAgreements:
             self._calls.settle(place, agreement.outcome)
         return future
 
-    def heard(self, rank: int, key: Key, payload: bytes) -> None:
+    def receive(self, rank: int, key: Key, payload: bytes) -> None:
         """Handle an AGREE frame of ``rank``.  Raises ``ProtocolError`` for an invalid one."""
         message = decode_agreement(payload, size=self._links.world.size)
         place = key.group, key.sequence
@@ -85,7 +85,7 @@ class SurvivorAgreements:
             if len(self._open) >= _MOST_OPEN:
                 raise ProtocolError(f"AGREE frame: more than {_MOST_OPEN} agreements are open")
             agreement = self._find(place, message.ranks, _DEFAULT_TIMEOUT)
-        self._feed(place, agreement, MemberSaid(rank, message))
+        self._feed(place, agreement, MemberSent(rank, message))
 
     def close(self, error: PeerLost) -> None:
         """End all waits with ``error``: this rank leaves."""
@@ -121,16 +121,16 @@ class SurvivorAgreements:
             return
         for command in agreement.handle(event, now=self._loop.time()):
             match command:
-                case TellMember(rank, message):
-                    self._tell(rank, place, message)
-                case HoldForLost(rank, cause):
+                case SendToMember(rank, message):
+                    self._send(rank, place, message)
+                case DeclareLost(rank, cause):
                     self._links.report_lost(rank, cause)
                 case ReturnOutcome(outcome):
                     self._return(place, agreement, outcome)
         self._look_later()
 
-    def _tell(self, rank: int, place: Place, message: AgreementMessage) -> None:
-        self._calls.tell(rank, place, encode_agreement(message))
+    def _send(self, rank: int, place: Place, message: AgreementMessage) -> None:
+        self._calls.send(rank, place, encode_agreement(message))
 
     def _return(self, place: Place, agreement: SurvivorAgreement, outcome: Outcome) -> None:
         self._open.pop(place, None)

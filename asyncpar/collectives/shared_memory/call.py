@@ -11,7 +11,7 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import Call, ended, give_up
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.ledger import hash64
-from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.operation import Operation, take_turn
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.channel import Turn
@@ -91,7 +91,7 @@ class ArenaTask(Task):
             self.future.set_result(None)
 
     def crashed(self, error: BaseException) -> None:
-        self.operation.tell_failure("failed", reason_of(error))
+        self.operation.report_failure("failed", reason_of(error))
         self.operation.fail(error)
 
     def mismatched(self, place: int) -> None:
@@ -111,7 +111,7 @@ class ArenaTask(Task):
     def _fail(self, error: PeerLost) -> None:
         """Fail the operation, which needs a rank that is gone; notify ranks that may wait only for this one."""
         if self.operation.name in ROOTED:
-            self.operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
+            self.operation.report_failure("lost", error.cause or str(error), lost=error.rank)
         self.operation.fail(self.operation.lost(error))
 
     async def run(self) -> bool:
@@ -192,7 +192,7 @@ class ArenaCall(Call[Any]):
             now = perf_counter()
             if driver.is_turn_due(now):
                 driver.give_turn(now)
-                yield
+                yield from take_turn(operation)
             if group.is_open and not task.is_dead:
                 driver.run(group.run_queue, task)
             if not task.is_done:
@@ -236,15 +236,15 @@ class HostedOperation(Operation):
         try:
             is_open = group.is_open or await group.open(self)
         except PeerLost as error:
-            self.tell_loss(error)
+            self.report_loss(error)
             raise
         self.group = group if is_open else None
         return is_open
 
-    def tell_loss(self, error: PeerLost) -> None:
+    def report_loss(self, error: PeerLost) -> None:
         """Notify all ranks that a rank of this host is gone: those of other hosts may have no link to it."""
         if self.group is not None and error.rank in self.group.ranks:
-            self.tell_failure("lost", error.cause or str(error), lost=error.rank)
+            self.report_failure("lost", error.cause or str(error), lost=error.rank)
 
     def run(self, task: HostTask) -> None:
         """Announce ``task`` to the ranks of this host, and run it as far as possible."""
@@ -299,7 +299,7 @@ class HostTask(ArenaTask):
         self._shown = shown
 
     def _fail(self, error: PeerLost) -> None:
-        self._hosted.tell_loss(error)
+        self._hosted.report_loss(error)
         super()._fail(error)
 
     def completed(self) -> None:

@@ -97,19 +97,19 @@ class ArenaHost:
 
     def _rung(self, messages: Sequence[DoorbellMessage]) -> None:
         if not self._has_all_ranks:
-            messages = self._heard(messages)
+            messages = self._take_losses(messages)
         if self._opening:
             for rank, number, _ in messages:
-                self.directory.told(rank, number)
+                self.directory.record_ring(rank, number)
             for group in list(self._opening.values()):
                 group.look()
         elif not self.arena.polls:
             for rank, number, word in messages:
                 if word == _OFFERED:
-                    self.directory.told(rank, number)
-        self.driver.told(messages)
+                    self.directory.record_ring(rank, number)
+        self.driver.receive(messages)
 
-    def _heard(self, messages: Sequence[DoorbellMessage]) -> Sequence[DoorbellMessage]:
+    def _take_losses(self, messages: Sequence[DoorbellMessage]) -> Sequence[DoorbellMessage]:
         """Handle and remove messages about ranks of other hosts."""
         losses = [(rank, lost) for rank, number, lost in messages if number == _LOSS]
         if not losses:

@@ -54,7 +54,7 @@ _MOST_PIECE: Final = 4 << 20
 _LEAST_SEGMENT: Final = 16 << 10
 
 MakeWorkspace = Callable[[bool], Workspace]
-"""Makes the workspace of a call; if told to, it finishes each piece (divides, for means)."""
+"""Makes the workspace of a call; if asked to, it finishes each piece (divides, for means)."""
 
 
 def all_reduce_layout(

@@ -59,7 +59,7 @@ class DeviceShardedSum:
 
     On each rank: ``encode``, an all-to-all of ``outgoing`` into ``incoming``, ``sum_owned``, an all-gather of ``owned``
     into ``incoming``, ``decode``.  Vectors are padded to ``padded_count`` values.  Bytes of ``is_valid``, one per rank,
-    tell whether all data of the rank have been in range since ``encode``.
+    show whether all data of the rank have been in range since ``encode``.
     """
 
     def __init__(

@@ -139,11 +139,11 @@ class AgentProcess:
             raise KeyboardInterrupt
         if is_first and self._job is not None and number == signal.SIGINT and self._agent.number is not None:
             end = JobEnd(exit_code=128 + number, message=f"the launcher on {self._name} got {name}")
-            self._group.tell(JobClosed(number=self._agent.number, record=encode_record(end)))
+            self._group.report(JobClosed(number=self._agent.number, record=encode_record(end)))
             return
         self._agent.leave(f"got {name}", grace=self._options.grace if is_first else 0.0)
         if not is_first:
-            self._group.leave_unheard()
+            self._group.leave_at_once()
 
     async def _live(
         self, join: tuple[str, ...], reaper: ReaperClient, directory: Path, observers: Observers

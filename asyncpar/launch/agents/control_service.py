@@ -105,7 +105,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
                 "Ctrl-C at its launcher"
             )
         content = encode_record(request.record)
-        self._group.tell(JobOpened(number=number, terms=request.record.terms, record=content))
+        self._group.report(JobOpened(number=number, terms=request.record.terms, record=content))
         taken = await self._until(lambda now: now.job is not None and now.job.number >= number, "the job")
         assert taken.job is not None
         if taken.job.number != number or taken.job.record != content:
@@ -115,7 +115,7 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
     async def cancel(self, request: CancelRequest) -> Nothing:
         """End a job; one that is over stays as it is."""
         end = JobEnd(exit_code=request.exit_code, message=request.why)
-        self._group.tell(JobClosed(number=request.number, record=encode_record(end)))
+        self._group.report(JobClosed(number=request.number, record=encode_record(end)))
         await self._until(
             lambda now: now.job is None or now.job.number != request.number or _is_closed(now), "the end of the job"
         )

@@ -85,7 +85,7 @@ from asyncpar.net.membership.world_messages import (
     WorldAnnounced,
     WorldEnded,
     WorldStarted,
-    say_full,
+    describe_full,
 )
 from asyncpar.net.security.identity import add_role, rank_role
 
@@ -294,7 +294,7 @@ class ElasticRanks:
                 slot.asked_at, slot.free_because = None, _DRAINED
                 commands.append(WriteToRank(slot.member, Drained()))
             elif is_full:
-                commands += [] if slot.has_said else self._say_waits(slot, say_full(self._record.most_hosts))
+                commands += [] if slot.has_said else self._say_waits(slot, describe_full(self._record.most_hosts))
             elif slot.has_place or sum(one.has_place for one in self._slots) < self._record.slots:
                 commands += self._heal(slot.member, slot.asked_at)
                 slot.has_place, slot.asked_at = True, None

@@ -349,7 +349,7 @@ class HostAgent:
                 name = job.record.name
                 self._rendezvous.open(generation=generation, world_size=world_size, job=name, certified=certified)
             case TellLeader(event):
-                self._group.tell(event)
+                self._group.report(event)
             case SayLine(text):
                 self.say(text)
             case RanksOver(end):

@@ -272,10 +272,10 @@ class Arena:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _bell(self, member: int, descriptor: int) -> Bell:
-        def tell() -> None:  # not inside ``ring``, whose caller must not be interrupted
+        def report() -> None:  # not inside ``ring``, whose caller must not be interrupted
             self._loop.call_soon(self._see_end, member, "nobody reads its doorbell any more")
 
-        return Bell(descriptor, keeps=not self.polls, on_broken=tell)
+        return Bell(descriptor, keeps=not self.polls, on_broken=report)
 
     def _read_messages(self) -> None:
         if self._is_closed:
@@ -289,15 +289,15 @@ class Arena:
             self._on_ring(progress)
         for member in departures:
             if member in self._present and self.segments[member].has_left:
-                self._tell_end(member, "")
+                self._report_end(member, "")
 
     def _see_end(self, member: int, cause: str) -> None:
         """Report the end of a peer, after the messages that it sent before."""
         if self._on_ring is not None and member in self._present:
             self._read_messages()
-        self._tell_end(member, cause)
+        self._report_end(member, cause)
 
-    def _tell_end(self, member: int, cause: str) -> None:
+    def _report_end(self, member: int, cause: str) -> None:
         """Report the end of a peer once: whether it has left or is lost."""
         if member not in self._present:
             return

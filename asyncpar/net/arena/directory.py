@@ -65,7 +65,7 @@ class Directory:
         self._withdrawn: list[_Withdrawn] = []
         self._free_entries: list[int] = []
         self._free: list[Offer] = []
-        self._told: set[tuple[int, int]] = set()
+        self._rung: set[tuple[int, int]] = set()
         self._next = HEADER_BYTES + _DIRECTORY_BYTES
         self._ends = {rank: len(segment.control) for rank, segment in arena.segments.items()}
 
@@ -108,15 +108,15 @@ class Directory:
         self._words[self._arena.rank][entry + 2] |= _WITHDRAWN
         self._withdrawn.append(_Withdrawn(number=number, entry=entry, offer=offer, others=others, was_open=was_open))
 
-    def told(self, rank: int, number: int) -> None:
+    def record_ring(self, rank: int, number: int) -> None:
         """Record that ``rank`` has rung for the group ``number``, so its offer is there."""
-        self._told.add((rank, number))
+        self._rung.add((rank, number))
 
     def find(self, rank: int, number: int) -> Offer | None:
         """Return the offer of ``rank`` to the group ``number``, None while it is not known, or after unmapping."""
         if rank == self._arena.rank:
             return self._offers.get(number)
-        if not self._arena.polls and (rank, number) not in self._told:
+        if not self._arena.polls and (rank, number) not in self._rung:
             return None
         if not self._words:
             return None

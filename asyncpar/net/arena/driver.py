@@ -66,7 +66,7 @@ class Driver:
         self._lost = lost
         self._queues: dict[RunQueue, Channel] = {}
         self._numbers: dict[RunQueue, list[int]] = {}
-        self._told: dict[int, ProgressSource] = {}
+        self._sources: dict[int, ProgressSource] = {}
         self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[RunQueue, Channel] = {}
         self.shares_cores = not arena.may_spin
@@ -88,25 +88,25 @@ class Driver:
         """Give a group its channel, and deliver progress of ``more`` sources from the doorbell."""
         run_queue.channel = channel
         self._queues[run_queue] = channel
-        self._numbers[run_queue] = [told.number for told in (channel, *more)]
-        for told in (channel, *more):
-            self._told[told.number] = told
-            for rank in told.ranks if self._early else ():
-                self._take(rank, told.number, self._early.pop((rank, told.number), 0))
+        self._numbers[run_queue] = [source.number for source in (channel, *more)]
+        for source in (channel, *more):
+            self._sources[source.number] = source
+            for rank in source.ranks if self._early else ():
+                self._take(rank, source.number, self._early.pop((rank, source.number), 0))
 
     def forget(self, run_queue: RunQueue) -> None:
         """Stop using the memory of a group that has ended on this rank."""
         channel = self._queues.pop(run_queue, None)
         self._busy.pop(run_queue, None)
         for number in self._numbers.pop(run_queue, ()):
-            self._told.pop(number, None)
+            self._sources.pop(number, None)
         if channel is not None:
             for task in run_queue.tasks:  # a rank still reading this one's memory must not believe it intact
                 if task.turn is not None:
                     task.turn.end(is_completed=False)
             run_queue.close()
 
-    def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
+    def receive(self, messages: Sequence[tuple[int, int, int]]) -> None:
         """Process messages from the doorbell: (rank, group, progress)."""
         self._rings += 1
         if not self.arena.polls:
@@ -116,11 +116,11 @@ class Driver:
 
     def _take(self, rank: int, number: int, word: int) -> None:
         """Record progress reported by ``rank``, perhaps for a group that is not open here yet."""
-        told = self._told.get(number)
-        if told is None and word:
+        source = self._sources.get(number)
+        if source is None and word:
             self._early[rank, number] = max(self._early.get((rank, number), 0), word)
-        elif told is not None and rank in told.ranks:
-            known = told.progress[told.ranks.index(rank)]
+        elif source is not None and rank in source.ranks:
+            known = source.progress[source.ranks.index(rank)]
             known[0] = max(known[0], word)
 
     def run(self, run_queue: RunQueue, task: Task) -> None:
@@ -166,7 +166,7 @@ class Driver:
         self._queues.clear()
         self._sleeping = memoryview(bytearray(8)).cast("Q")  # the segment's word would keep it mapped
         self._numbers.clear()
-        self._told.clear()
+        self._sources.clear()
         self._early.clear()
 
     # -- waiting -----------------------------------------------------------------------------------------------------

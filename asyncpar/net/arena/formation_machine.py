@@ -180,7 +180,7 @@ class Came(msgspec.Struct, frozen=True):
     rank: int
 
 
-class Said(msgspec.Struct, frozen=True):
+class Sent(msgspec.Struct, frozen=True):
     """A rank, or the leader itself, has sent a message."""
 
     rank: int
@@ -198,7 +198,7 @@ class Expired(msgspec.Struct, frozen=True):
     """The deadline has passed."""
 
 
-Event = Came | Said | Gone | Expired
+Event = Came | Sent | Gone | Expired
 
 
 class ShareOffers(msgspec.Struct, frozen=True):
@@ -207,7 +207,7 @@ class ShareOffers(msgspec.Struct, frozen=True):
     offers: tuple[SegmentOffer, ...]
 
 
-class TellVerdict(msgspec.Struct, frozen=True):
+class SendVerdict(msgspec.Struct, frozen=True):
     """Send a rank the verdict."""
 
     rank: int
@@ -220,7 +220,7 @@ class Conclude(msgspec.Struct, frozen=True):
     verdict: ArenaVerdict
 
 
-Command = ShareOffers | TellVerdict | Conclude
+Command = ShareOffers | SendVerdict | Conclude
 
 
 class Formation:
@@ -244,11 +244,11 @@ class Formation:
         if self._verdict is not None:
             return self._handle_late(event, self._verdict)
         match event:
-            case Said(rank, SegmentOffer() as offer):
+            case Sent(rank, SegmentOffer() as offer):
                 return self._take_offer(rank, offer)
-            case Said(rank, Unable(problem)):
+            case Sent(rank, Unable(problem)):
                 return self._end(f"rank {rank}: {problem}")
-            case Said(rank, Ready()):
+            case Sent(rank, Ready()):
                 return self._take_ready(rank)
             case Gone(rank, how):
                 return self._end(f"rank {rank} is gone: {how}", culprit=rank)
@@ -259,11 +259,11 @@ class Formation:
     def _handle_late(self, event: Event, verdict: ArenaVerdict) -> list[Command]:
         if self._is_finished:
             return []
-        told: list[Command] = [TellVerdict(event.rank, verdict)] if isinstance(event, Came) else []
+        verdicts: list[Command] = [SendVerdict(event.rank, verdict)] if isinstance(event, Came) else []
         if isinstance(event, Expired) or self._here | self._gone >= set(self._ranks[1:]):
             self._is_finished = True
-            return [*told, Conclude(verdict)]
-        return told
+            return [*verdicts, Conclude(verdict)]
+        return verdicts
 
     def _take_offer(self, rank: int, offer: SegmentOffer) -> list[Command]:
         if rank != offer.rank or rank in self._offers:
@@ -300,11 +300,11 @@ class Formation:
     def _end(self, problem: str, *, culprit: int | None = None) -> list[Command]:
         """Send the verdict to all ranks that are here."""
         verdict = self._verdict = ArenaVerdict(shorten(problem), culprit)
-        told: list[Command] = [TellVerdict(rank, verdict) for rank in sorted(self._here - self._gone)]
+        verdicts: list[Command] = [SendVerdict(rank, verdict) for rank in sorted(self._here - self._gone)]
         if self._here | self._gone >= set(self._ranks[1:]):
             self._is_finished = True
-            return [*told, Conclude(verdict)]
-        return told
+            return [*verdicts, Conclude(verdict)]
+        return verdicts
 
 
 def check_roster(offers: Sequence[SegmentOffer], *, ranks: Sequence[int], own: SegmentOffer) -> str:

@@ -35,7 +35,7 @@ ANNOUNCED, ORDERED, TAKEN = 0, 1, 2
 
 _ANNOUNCEMENTS: Final = 8
 _ORDER: Final = _ANNOUNCEMENTS + RING
-HEARD: Final = _ORDER + RING
+ANNOUNCEMENTS_READ: Final = _ORDER + RING
 """The first of the words that count the announcements read of each rank, by place."""
 
 _ALIGNMENT: Final = 128
@@ -53,7 +53,7 @@ def behind_order_log(offer: Offer, size: int) -> Offer:
 
 
 def _order_log_bytes(size: int) -> int:
-    return -(-(HEARD + size) * 8 // _ALIGNMENT) * _ALIGNMENT
+    return -(-(ANNOUNCEMENTS_READ + size) * 8 // _ALIGNMENT) * _ALIGNMENT
 
 
 class Counts(NamedTuple):
@@ -165,7 +165,7 @@ class OrderLog:
 
     def order(self, place: int) -> memoryview:
         """Return the entries of a rank's order."""
-        return self._words[place][_ORDER:HEARD]
+        return self._words[place][_ORDER:ANNOUNCEMENTS_READ]
 
     def own(self, at: int) -> memoryview:
         """Return a count of this rank: that of word ``at``."""

@@ -26,10 +26,10 @@ from asyncpar.net.arena.formation_machine import (
     Ready,
     Rendezvous,
     Roster,
-    Said,
     SegmentOffer,
+    SendVerdict,
+    Sent,
     ShareOffers,
-    TellVerdict,
     Unable,
     check_roster,
     describe,
@@ -81,7 +81,7 @@ class RendezvousLeader:
                 self._begin(self._accept(listener))
                 for rank in self._rendezvous.ranks[1:]:
                     self._begin(self._miss(rank))
-                self._feed(Said(self._rendezvous.leader, self._own))
+                self._feed(Sent(self._rendezvous.leader, self._own))
                 verdict = await self._finished
                 for task in self._tasks:
                     task.cancel()
@@ -106,7 +106,7 @@ class RendezvousLeader:
             match command:
                 case ShareOffers(offers):
                     self._begin(self._share(offers))
-                case TellVerdict(rank, verdict):
+                case SendVerdict(rank, verdict):
                     self._sockets[rank].send_now(verdict)
                 case Conclude(verdict):
                     if not self._finished.done():  # it may have been cancelled
@@ -120,7 +120,7 @@ class RendezvousLeader:
             except BlockingIOError:
                 continue
             except OSError as error:  # too many open files: no rank can connect any more
-                self._feed(Said(self._rendezvous.leader, Unable(describe(error))))
+                self._feed(Sent(self._rendezvous.leader, Unable(describe(error))))
                 return
             sock.setblocking(False)
             try:
@@ -162,7 +162,7 @@ class RendezvousLeader:
         self._feed(Came(rank))
         try:
             while True:
-                self._feed(Said(rank, self._take(rank, *await packets.receive())))
+                self._feed(Sent(rank, self._take(rank, *await packets.receive())))
         except (OSError, ProtocolError) as error:
             self._feed(Gone(rank, describe(error)))
 
@@ -188,9 +188,9 @@ class RendezvousLeader:
         try:
             self._assemble(offers, self._descriptors)
         except (OSError, AsyncparError) as error:
-            self._feed(Said(leader, Unable(describe(error))))
+            self._feed(Sent(leader, Unable(describe(error))))
         else:
-            self._feed(Said(leader, Ready()))
+            self._feed(Sent(leader, Ready()))
 
 
 async def _send_roster(
@@ -333,7 +333,7 @@ class RendezvousMember:
         await packets.send(answer)
 
     def _check(self) -> None:
-        assert isinstance(self._own, SegmentOffer), "who is unable is told the verdict at once"
+        assert isinstance(self._own, SegmentOffer), "a rank that is unable gets the verdict at once"
         problem = check_roster(self._offers, ranks=self._rendezvous.ranks, own=self._own)
         if problem:
             raise ProtocolError(f"arena: {problem}")

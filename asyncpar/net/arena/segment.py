@@ -252,4 +252,4 @@ def _check_file(descriptor: int, size: int) -> None:
         raise ProtocolError("a segment is not sealed against shrinking: it could be pulled away")
     found = os.fstat(descriptor).st_size
     if found != size:
-        raise ProtocolError(f"a segment has {found} bytes, its owner said {size}")
+        raise ProtocolError(f"a segment has {found} bytes, its owner announced {size}")

@@ -27,7 +27,16 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from asyncpar.net.arena.order_log import ANNOUNCED, HEARD, ORDERED, SEQUENCER, TAKEN, OrderLog, RingReader, RingWriter
+from asyncpar.net.arena.order_log import (
+    ANNOUNCED,
+    ANNOUNCEMENTS_READ,
+    ORDERED,
+    SEQUENCER,
+    TAKEN,
+    OrderLog,
+    RingReader,
+    RingWriter,
+)
 
 NAMED: Final = 1 << 63
 """Set in the numbers of all operations here; a number without it in the announcements is withdrawn."""
@@ -46,7 +55,7 @@ class Readiness:
         """Return the number of operations that some ranks have announced and some have not."""
         return len(self._announced)
 
-    def hear(self, place: int, entry: int) -> None:
+    def record(self, place: int, entry: int) -> None:
         """Process an announcement of the rank at ``place``."""
         number = entry | NAMED
         places = self._announced.pop(number, 0)
@@ -111,12 +120,14 @@ class LeadingSequencer(Sequencer):
     """The sequencer of the rank that assigns turns."""
 
     def __init__(self, log: OrderLog, lost: Collection[int]) -> None:
-        own, members = [log.own(HEARD)], range(1, log.size)
+        own, members = [log.own(ANNOUNCEMENTS_READ)], range(1, log.size)
         super().__init__(log, RingWriter(log.announcements(SEQUENCER), log.count(ANNOUNCED, ()), own), lost)
         self._roll = Readiness(log.size)
         announced = [log.own(ANNOUNCED), *log.watch(ANNOUNCED, members)]
         self._readers = [
-            RingReader(log.announcements(place), written, log.count(HEARD + place, [place] if place else ()))
+            RingReader(
+                log.announcements(place), written, log.count(ANNOUNCEMENTS_READ + place, [place] if place else ())
+            )
             for place, written in enumerate(announced)
         ]
         self._order = RingWriter(log.order(SEQUENCER), log.count(ORDERED, members), log.watch(TAKEN, members))
@@ -129,7 +140,7 @@ class LeadingSequencer(Sequencer):
         roll = self._roll
         for place, reader in enumerate(self._readers):
             for entry in reader.read():
-                roll.hear(place, entry)
+                roll.record(place, entry)
         if self._has_ended:
             return []
         complete = roll.complete
@@ -159,9 +170,9 @@ class FollowingSequencer(Sequencer):
 
     def __init__(self, log: OrderLog, lost: Collection[int]) -> None:
         place = log.place
-        heard = log.watch(HEARD + place, [SEQUENCER])
+        read = log.watch(ANNOUNCEMENTS_READ + place, [SEQUENCER])
         count = log.count(ANNOUNCED, [SEQUENCER])
-        super().__init__(log, RingWriter(log.announcements(place), count, heard), lost)
+        super().__init__(log, RingWriter(log.announcements(place), count, read), lost)
         ordered = log.watch(ORDERED, [SEQUENCER])[0]
         self._order = RingReader(log.order(SEQUENCER), ordered, log.count(TAKEN, [SEQUENCER]))
 

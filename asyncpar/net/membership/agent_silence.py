@@ -37,7 +37,7 @@ class AgentSilence:
         self._present: set[str] = set()
         """Agents heard from since this agent leads."""
 
-    def has_heard(self, node: str) -> bool:
+    def has_responded(self, node: str) -> bool:
         """Return whether ``node`` was ever heard from."""
         return node in self._speakers
 

@@ -110,11 +110,11 @@ class ConsensusNode:
         self._proposed: Entry | None = None
         self._is_ready = False
         self._seen = state.promised.number if state.promised is not None else 0
-        self._heard_of: dict[str, float] = {}
+        self._received_at: dict[str, float] = {}
         self._echoes: dict[str, float] = {}
         self._contact = now
         self._prepared_at = now
-        self._heard_at = now
+        self._leader_seen_at = now
         self._beat_at = now
         self._elect_at = now + self._patience()
 
@@ -188,7 +188,7 @@ class ConsensusNode:
                 return self._ask(self._preparation())
             case _Role.LEADER:
                 since = now - self._times.lease
-                alive = {node for node, at in self._heard_of.items() if at > since} | {self._node}
+                alive = {node for node, at in self._received_at.items() if at > since} | {self._node}
                 if has_quorum(self.decided.voters, alive):
                     self._contact = max(self._contact, since)
                 elif now > self._prepared_at + self._times.lease:  # else voters may be new, and not have answered yet
@@ -245,7 +245,7 @@ class ConsensusNode:
         self._seen += 1
         self._role, self._term = _Role.CANDIDATE, Term(self._seen, self._node)
         self._elect_at = now + self._patience()
-        self._heard_of = {}
+        self._received_at = {}
         return self._prepare(now)
 
     def _prepare(self, now: float) -> list[Command]:
@@ -263,7 +263,7 @@ class ConsensusNode:
     def _promised(self, sender: str, promise: Promise, now: float) -> list[Command]:
         if promise.term != self._term or self._role not in (_Role.CANDIDATE, _Role.LEADER) or self._is_ready:
             return []
-        self._heard_of[sender] = now
+        self._received_at[sender] = now
         campaign = self._campaign
         campaign.acknowledged.add(sender)
         found = promise.accepted
@@ -292,9 +292,9 @@ class ConsensusNode:
 
     def _unreachable(self, node: str, now: float) -> list[Command]:
         """Ask for votes soon if it was the leader."""
-        self._heard_of.pop(node, None)
+        self._received_at.pop(node, None)
         if node == self._leader and self._role is _Role.FOLLOWER:
-            self._heard_at = now - self._times.election
+            self._leader_seen_at = now - self._times.election
             soon = now + self._patience() - self._times.election
             self._elect_at = min(self._elect_at, soon)
         return []
@@ -363,11 +363,11 @@ class ConsensusNode:
             return [SendMessage(sender, Behind(mine))]
         if message.generation < mine:
             return [SendMessage(sender, Learn(mine, self.decided))]
-        if not self._may_say(sender, message):
+        if not self._may_take_part(sender, message):
             return []
         return self._answer(sender, message, now) or self._count(sender, message, now)
 
-    def _may_say(self, sender: str, message: Message) -> bool:
+    def _may_take_part(self, sender: str, message: Message) -> bool:
         """Decide whether ``sender`` may take part in deciding the next entry by sending ``message``.
 
         Only voters lead, ask for votes and give them; a former node, or one that never was one, has no say.
@@ -397,12 +397,12 @@ class ConsensusNode:
             case Promise():
                 return self._promised(sender, message, now)
             case EntryAccepted():
-                self._heard_of[sender] = now
+                self._received_at[sender] = now
                 return self._acknowledged(sender, message)
             case Refused(_, promised):
                 return self._refused(promised, now)
             case HeartbeatAck(_, term, at) if term == self._term:
-                self._heard_of[sender] = now
+                self._received_at[sender] = now
                 self._echoes[sender] = at
         return []
 
@@ -421,7 +421,7 @@ class ConsensusNode:
 
     def _asked_for_vote(self, sender: str, now: float) -> list[Command]:
         has_leader = self._role is _Role.LEADER or (
-            self._leader is not None and now - self._heard_at < self._times.election
+            self._leader is not None and now - self._leader_seen_at < self._times.election
         )
         if has_leader:
             return []
@@ -485,7 +485,7 @@ class ConsensusNode:
 
     def _follow(self, leader: str, term: Term, now: float) -> list[Command]:
         """Follow ``leader``, which has to be notified of everything anew in each term."""
-        self._heard_at, self._elect_at = now, now + self._patience()
+        self._leader_seen_at, self._elect_at = now, now + self._patience()
         if self._role is _Role.PRE_CANDIDATE:
             self._role = _Role.FOLLOWER
         if self._leader == leader and self._leads_in == term:

@@ -92,7 +92,7 @@ async def enter_group(
         version=version, node=own.node, name=own.name, address=own.address, is_witness=own.is_witness, known=known
     )
     waiting, unasked, refusal = list(addresses), set(addresses), ""
-    trouble = ""
+    trouble = leader = by = ""
     while True:
         address = waiting.pop(0) if waiting else addresses[0]
         unasked.discard(address)
@@ -100,6 +100,8 @@ async def enter_group(
             reply = await network.ask(address, message)
         except ConnectionError as error:
             trouble = f"no agent answers at {address} ({error})"
+            if address == leader:
+                trouble += f", where the leader is by what the agent at {by} knows; a host must be able to reach it"
         else:
             if reply.entry:
                 return decode_entry(reply.entry)
@@ -109,6 +111,7 @@ async def enter_group(
             if reply.leader_address and loop.time() <= deadline:
                 trouble = f"the agent at {address} names a leader at {reply.leader_address}, which does not let it in"
                 waiting.insert(0, reply.leader_address)
+                leader, by = reply.leader_address, address
                 await asyncio.sleep(0.01)
         if loop.time() > deadline and not unasked:
             if refusal.startswith("--"):

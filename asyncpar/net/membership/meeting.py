@@ -53,7 +53,7 @@ _TRIED_HOSTS = 3
 _LOOK_EVERY = 0.05
 _LOOK_LATER = 0.5
 _CONNECT_SECONDS = 5.0
-_TELL_AFTER = 10.0
+_REPORT_AFTER = 10.0
 _NO_ROUTE = "192.0.2.1"
 """An address reserved for documentation: the way there is the default route."""
 
@@ -149,7 +149,7 @@ async def _call_others(
             old.unlink(missing_ok=True)
         write_secret(note, secret)
     except OSError as error:
-        raise LaunchError(f"rank 0 cannot write where it is to {note}: {os_reason(error)}") from error
+        raise LaunchError(f"rank 0 cannot write its address to {note}: {os_reason(error)}") from error
     stack.callback(note.unlink, missing_ok=True)
     return MeetingPoint(environment=finish(server.address, str(note), bind), note=note)
 
@@ -168,7 +168,7 @@ async def _serve(
 async def _find_note(directory: Path, finish: _Finish) -> tuple[Path, str]:
     """Wait for the note of a rank 0 that answers; return it and the address."""
     loop = asyncio.get_running_loop()
-    begun, is_told, trouble = loop.time(), False, "there is none"
+    begun, is_reported, trouble = loop.time(), False, "there is none"
     place = finish.place
     while (waited := loop.time() - begun) < finish.timeout:
         for note in _notes(directory, finish.job):
@@ -181,14 +181,14 @@ async def _find_note(directory: Path, finish: _Finish) -> tuple[Path, str]:
                 continue
             await close_stream(writer)
             return note, address
-        if waited > _TELL_AFTER and not is_told:
-            is_told = True
+        if waited > _REPORT_AFTER and not is_reported:
+            is_reported = True
             _log.warning(
                 "rank %d has waited %.0f s for the note of rank 0 in %s: %s", place.rank, waited, directory, trouble
             )
-        await asyncio.sleep(_LOOK_EVERY if waited < _TELL_AFTER else _LOOK_LATER)
+        await asyncio.sleep(_LOOK_EVERY if waited < _REPORT_AFTER else _LOOK_LATER)
     raise LaunchError(
-        f"rank {place.rank}: rank 0 did not tell in {directory} where it is, for {finish.timeout:g} s: {trouble}; is "
+        f"rank {place.rank}: rank 0 did not publish its address in {directory} for {finish.timeout:g} s: {trouble}; is "
         f"the directory the same on all hosts? Name one that is in {_DIRECTORY}, or set ASYNCPAR_SECRET_FILE and "
         "MASTER_ADDR"
     )

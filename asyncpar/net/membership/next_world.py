@@ -27,7 +27,7 @@ class Newcomer:
     """A member that waits for a world; before the first world, every member does."""
 
     lineage: Lineage
-    heard_at: float
+    progressed_at: float
     """The time at which it arrived, or last progressed."""
     patience: int = 0
     """Number of steps that it must follow before a world is changed for it; doubled when it is late."""
@@ -39,11 +39,13 @@ class Newcomer:
 
     def arrived_again(self, lineage: Lineage, now: float) -> Newcomer:
         """Return it as it arrives again with ``lineage``: its delay and pace stay."""
-        return replace(self, lineage=lineage, heard_at=now, patience=0, followed=0)
+        return replace(self, lineage=lineage, progressed_at=now, patience=0, followed=0)
 
     def progressed(self, lineage: Lineage, now: float) -> Newcomer:
         """Return it after a step that it has followed, to ``lineage``."""
-        return replace(self, lineage=lineage, heard_at=now, pace=now - self.heard_at, followed=self.followed + 1)
+        return replace(
+            self, lineage=lineage, progressed_at=now, pace=now - self.progressed_at, followed=self.followed + 1
+        )
 
     def considered(self, now: float) -> Newcomer:
         """Return it with ``due_since``, unless it has to follow more steps."""
@@ -82,8 +84,8 @@ class WorldRules:
     """Whether members are to leave together, if nobody else is there."""
     are_more_coming: Callable[[], bool] = lambda: False
     """Whether further members fetch the state."""
-    is_heard: Callable[[str], bool] = lambda _: True
-    """Whether the host of a member is heard from."""
+    is_responding: Callable[[str], bool] = lambda _: True
+    """Whether the host of a member responds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

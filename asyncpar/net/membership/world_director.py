@@ -239,7 +239,7 @@ class ElasticDirector:
         The last holders have as long as members that do not report: after that it is not a pause, and nothing may hang
         forever.
         """
-        limit = 0.0 if any(self._rules.is_heard(member) for member in self.holders) else self._report_within
+        limit = 0.0 if any(self._rules.is_responding(member) for member in self.holders) else self._report_within
         found = [(member, *self._stopped[member]) for member in self.members if member in self._stopped]
         late = [(member, how) for member, how, since in found if now - since >= limit]
         return [command for member, how in late for command in self._evict(member, how, now)]
@@ -294,7 +294,7 @@ class ElasticDirector:
         are_more_coming = len(due) < len(placed) or self._rules.are_more_coming()
         gathers = are_more_coming and not self._has_gathered_in_vain
         is_over = bool(due) and (not gathers or now - min(due.values()) >= self._gather_for)
-        quiet = any(now - placed[name].heard_at >= self._gather_for for name in due)
+        quiet = any(now - placed[name].progressed_at >= self._gather_for for name in due)
         return self._announce() if is_over and (progressed in due or quiet) else []
 
     def _end_if_short(self, now: float) -> list[DirectorCommand]:

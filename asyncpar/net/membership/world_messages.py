@@ -333,7 +333,7 @@ class WorldStatus(msgspec.Struct, frozen=True, kw_only=True):
     parked: str = ""
 
 
-def say_full(most_hosts: int) -> str:
+def describe_full(most_hosts: int) -> str:
     """Return the reason why a host waits while the world has members of ``most_hosts``."""
     return f"the job has all its {most_hosts} host{'s' if most_hosts != 1 else ''}"
 
@@ -351,7 +351,7 @@ class WorldGroup(Protocol):
         """Seconds for which no leader can declare this host lost; 0.0: it may be declared lost now."""
         ...
 
-    def tell(self, event: HostEvent) -> None:
+    def report(self, event: HostEvent) -> None:
         """Report ``event`` to the leader, and again, also to a new leader, until it is processed."""
         ...
 

@@ -42,13 +42,13 @@ from asyncpar.net.membership.world_messages import (
     WorldStatus,
 )
 from asyncpar.net.membership.worlds import (
-    HostTold,
+    CommandHosts,
+    HostReported,
     LeaderCommand,
     NodeGone,
     NodeJoined,
     ProposeState,
     StateDecided,
-    TellHosts,
     VotersDue,
     WorldEvent,
     WorldMachine,
@@ -106,17 +106,17 @@ class WorldService:
         self._leader: str | None = None
         self._before: str | None = None
         """The previous leader."""
-        self._heard: set[HostCommand] = set()
+        self._passed_on: set[HostCommand] = set()
         self._early: list[HostCommand] = []
         """The leader's commands about a world that this agent has not learnt of yet."""
-        self._waiting: list[HostTold] = []
+        self._waiting: list[HostReported] = []
         """Reports to this agent when it was about to lead."""
-        self._told: list[HostCommand] = []
+        self._commanded: list[HostCommand] = []
         """Commands about the current world sent by this agent as the leader."""
         self._silence = AgentSilence()
         self._is_parked = False
         self._is_leaving = False
-        self._is_unheard = False
+        self._leaves_at_once = False
         """Whether this host leaves without waiting for the others."""
         self._is_dismissed = False
         self._trouble: Exception | None = None
@@ -164,12 +164,12 @@ class WorldService:
             return 0.0
         return max(0.0, self._node.contact + PARKED_SECONDS - self._now())
 
-    def tell(self, event: HostEvent) -> None:
+    def report(self, event: HostEvent) -> None:
         """See ``WorldGroup``."""
         if isinstance(event, MemberArrived):
             self._own.add(event.member)
         self._facts.note(event)
-        self._tell_leader(event)
+        self._report_to_leader(event)
 
     async def status(self) -> WorldStatus:
         """See ``WorldGroup``."""
@@ -188,7 +188,7 @@ class WorldService:
         """See ``WorldGroup``."""
         self._is_leaving = True
         if len(self._state.nodes) > 1 and not self._is_dismissed:
-            self.tell(HostLeaving(self.name))
+            self.report(HostLeaving(self.name))
             try:
                 async with asyncio.timeout(_LEAVE_SECONDS):
                     while self._is_missed():
@@ -203,16 +203,16 @@ class WorldService:
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._outbox.put_nowait(None)
 
-    def leave_unheard(self) -> None:
+    def leave_at_once(self) -> None:
         """End ``stop`` at once, whatever the others know: they end, too, or a second signal has arrived."""
-        self._is_unheard = True
+        self._leaves_at_once = True
         self._changed.set()
 
     def _is_missed(self) -> bool:
         """Decide whether the others need the vote of this leaving host, and can still learn that it leaves."""
         nodes = [node.node for node in self._state.nodes]
         are_gone = all(self._silence.is_gone(node) for node in nodes if node != self._id)
-        return self._id in nodes and not are_gone and not self._is_unheard
+        return self._id in nodes and not are_gone and not self._leaves_at_once
 
     # -- consensus -----------------------------------------------------------------------------------------------------
 
@@ -263,19 +263,19 @@ class WorldService:
         if state.closed is not None and state.closed != before.closed:
             self._outbox.put_nowait(state.closed)
         if state.world is not None and state.world != before.world:
-            self._heard.clear()
-            self._told.clear()
+            self._passed_on.clear()
+            self._commanded.clear()
             self._outbox.put_nowait(state.world)
             self._disown(state.world)
             early, self._early = self._early, []
             for command in early:
-                self._hear(command)
+                self._pass_on(command)
 
     def _disown(self, world: WorldAnnounced) -> None:
         """Report members of an earlier start of this agent, which ended with it."""
         for member in world.members:
             if member.host == self.name and member.name not in self._own:
-                self.tell(MemberDied(member.name, "was lost when its agent was started again"))
+                self.report(MemberDied(member.name, "was lost when its agent was started again"))
 
     def _dismiss(self) -> None:
         if not self._is_leaving and not self._is_dismissed:
@@ -315,7 +315,7 @@ class WorldService:
             self._machine = None
             if leader is not None:
                 self._waiting.clear()
-                self._tell_facts()
+                self._report_facts()
                 if leader in self._peers:
                     self._peers[leader].send(CommandsWanted())
 
@@ -332,13 +332,13 @@ class WorldService:
         """Propose the next change, as the leader."""
         if self._machine is None:
             self._machine = WorldMachine(self._state, now=self._awake())
-            self._told.clear()
+            self._commanded.clear()
             self._silence.begin(self._peers, self._awake(), before=self._before)
             self._direct(WorldTick(self._quiet()))  # first: facts are judged by which hosts are heard from
             waiting, self._waiting = self._waiting, []
-            for told in waiting:
-                self._direct(told)
-            self._tell_facts()
+            for reported in waiting:
+                self._direct(reported)
+            self._report_facts()
         else:
             self._direct(StateDecided(self._state))
 
@@ -354,16 +354,16 @@ class WorldService:
                 node = self._node
                 if node is None:
                     return
-                voters = choose_voters(state, node.decided.voters, self._id, self._silence.has_heard)
+                voters = choose_voters(state, node.decided.voters, self._id, self._silence.has_responded)
                 nodes = tuple(one.node for one in state.nodes)
                 if nodes:
                     self._feed(consensus.Propose(encode_group(state), voters, nodes))
-            case TellHosts(told):
-                self._told.append(told)
-                self._hear(told)
+            case CommandHosts(given):
+                self._commanded.append(given)
+                self._pass_on(given)
                 for one in self._state.nodes:
                     if one.node in self._peers:
-                        self._peers[one.node].send(told)
+                        self._peers[one.node].send(given)
 
     def _quiet(self) -> frozenset[str]:
         """Return the hosts that nobody can rely on now."""
@@ -382,7 +382,7 @@ class WorldService:
         if self._node is None or not self._node.leads:
             return
         before = self._node.decided.voters
-        if set(choose_voters(self._state, before, self._id, self._silence.has_heard)) - set(before):
+        if set(choose_voters(self._state, before, self._id, self._silence.has_responded)) - set(before):
             self._direct(VotersDue())
 
     # -- frames --------------------------------------------------------------------------------------------------------
@@ -402,10 +402,10 @@ class WorldService:
             self._repeat(sender)
         elif isinstance(message, HostEvent):
             if self._machine is None and self._leader in (None, self._id):  # its voters take it for the leader
-                self._waiting.append(HostTold(sender, message))
-            self._direct(HostTold(sender, message))
+                self._waiting.append(HostReported(sender, message))
+            self._direct(HostReported(sender, message))
         elif sender == self._leader:
-            self._hear(message)  # type: ignore[arg-type]  # what remains
+            self._pass_on(message)  # type: ignore[arg-type]  # what remains
 
     def _has_room_for(self, stranger: str) -> bool:
         """Return whether there is a connection to ``stranger``, or room for one.
@@ -418,10 +418,10 @@ class WorldService:
     def _repeat(self, sender: str) -> None:
         """Repeat all commands about the current world, to an agent that follows this one from now on."""
         if self._machine is not None and sender in self._peers:
-            for command in self._told:
+            for command in self._commanded:
                 self._peers[sender].send(command)
 
-    def _hear(self, command: HostCommand) -> None:
+    def _pass_on(self, command: HostCommand) -> None:
         """Pass on a command of the leader, once in the current world."""
         generation = -1 if self._state.world is None else self._state.world.generation
         if (
@@ -431,26 +431,26 @@ class WorldService:
             if command.generation > generation:
                 self._early.append(command)
             return
-        if command not in self._heard and not self._is_dismissed:
-            self._heard.add(command)
+        if command not in self._passed_on and not self._is_dismissed:
+            self._passed_on.add(command)
             self._outbox.put_nowait(command)
 
-    def _tell_leader(self, event: HostEvent) -> None:
+    def _report_to_leader(self, event: HostEvent) -> None:
         if self._leader == self._id:
-            self._direct(HostTold(self._id, event))
+            self._direct(HostReported(self._id, event))
         elif self._leader in self._peers:
             self._peers[self._leader].send(event)
 
-    def _tell_facts(self) -> None:
+    def _report_facts(self) -> None:
         for event in self._facts.all():
-            self._tell_leader(event)
+            self._report_to_leader(event)
 
     def _is_up(self, node: str) -> None:
         self._silence.accepts(node)
         if node == self._leader:
-            self._tell_facts()
+            self._report_facts()
         if self._machine is not None and any(one.node == node for one in self._state.nodes):
-            for command in self._told:
+            for command in self._commanded:
                 self._peers[node].send(command)
 
     def _is_down(self, node: str, is_gone: bool) -> None:

@@ -51,7 +51,7 @@ from asyncpar.net.membership.world_messages import (
     PlacedMember,
     WorldAnnounced,
     WorldChange,
-    say_full,
+    describe_full,
 )
 
 LOSSES_WITHIN = 600.0
@@ -62,7 +62,7 @@ _HAS_LEFT = "it has left"
 
 
 @dataclass(frozen=True, slots=True)
-class HostTold:
+class HostReported:
     """A report of the agent ``node`` on its members."""
 
     node: str
@@ -103,7 +103,7 @@ class VotersDue:
     """Other nodes are to vote: the state has to be decided again, unchanged."""
 
 
-WorldEvent = HostTold | NodeJoined | NodeGone | StateDecided | VotersDue | WorldTick
+WorldEvent = HostReported | NodeJoined | NodeGone | StateDecided | VotersDue | WorldTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class ProposeState:
 
 
 @dataclass(frozen=True, slots=True)
-class TellHosts:
+class CommandHosts:
     """Send all agents ``command``: it concerns this world, and is repeated for agents that it may not have reached."""
 
     command: HostCommand
 
 
-LeaderCommand = ProposeState | TellHosts
+LeaderCommand = ProposeState | CommandHosts
 _Change = Callable[[GroupState], GroupState]
 
 
@@ -149,7 +149,7 @@ class _Failures:
     places: set[str]
     """The places of the world in which the first failure was."""
     counts: dict[str, int] = field(default_factory=dict)
-    told: set[tuple[str, int]] = field(default_factory=set)
+    reported: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def are_everywhere(self) -> bool:
@@ -186,7 +186,7 @@ class WorldMachine:
 
     def __init__(self, state: GroupState, *, now: float) -> None:
         self._state = state
-        self._queue: deque[_Change | TellHosts] = deque()
+        self._queue: deque[_Change | CommandHosts] = deque()
         self._is_deciding = False
         self._deferred: list[WorldEvent] = []
         self._director: ElasticDirector | None = None
@@ -232,7 +232,7 @@ class WorldMachine:
                 may_join=self._has_place,
                 may_end=lambda members: all(self._placed[member].host in self._draining for member in members),
                 are_more_coming=lambda: bool(self._healing),
-                is_heard=lambda member: self._placed[member].host not in self._quiet,
+                is_responding=lambda member: self._placed[member].host not in self._quiet,
             ),
             report_within=job.terms.report_within,
             gather_for=GATHER_SECONDS,
@@ -266,10 +266,10 @@ class WorldMachine:
             self._deferred.append(event)
             return []
         match event:
-            case HostTold(node, told):
+            case HostReported(node, reported):
                 sender = next((one for one in self._state.nodes if one.node == node), None)
                 if sender is not None:
-                    self._told(sender.name, told, now)
+                    self._on_report(sender.name, reported, now)
             case NodeJoined(newcomer):
                 if self._state.named(newcomer.name) is None:
                     self._change(lambda state: replace(state, nodes=(*state.nodes, newcomer)))
@@ -295,15 +295,15 @@ class WorldMachine:
     def _change(self, change: _Change) -> None:
         self._queue.append(change)
 
-    def _tell(self, command: HostCommand) -> None:
-        self._queue.append(TellHosts(command))
+    def _command(self, command: HostCommand) -> None:
+        self._queue.append(CommandHosts(command))
 
     def _flush(self) -> list[LeaderCommand]:
         """Return waiting commands, up to the next change that has to be decided first."""
         commands: list[LeaderCommand] = []
         while self._queue and not self._is_deciding:
             item = self._queue.popleft()
-            if isinstance(item, TellHosts):
+            if isinstance(item, CommandHosts):
                 commands.append(item)
                 continue
             changed = item(self._state)
@@ -348,7 +348,7 @@ class WorldMachine:
         self._cooling[host] = now + wait, f"its host was lost {count} times within {minutes:g} minutes"
         return f"; this host was lost {count} times within {minutes:g} minutes, and may come in again after {wait:g} s"
 
-    def _told(self, host: str, event: HostEvent, now: float) -> None:
+    def _on_report(self, host: str, event: HostEvent, now: float) -> None:
         match event:
             case JobOpened():
                 self._change(lambda state: self._opened(state, event))
@@ -370,7 +370,7 @@ class WorldMachine:
                 if self._director is not None:
                     self._obey(self._director.reconsider(now))
             case _:
-                self._member_told(event, now)
+                self._on_member(event, now)
 
     @staticmethod
     def _opened(state: GroupState, event: JobOpened) -> GroupState:
@@ -413,15 +413,15 @@ class WorldMachine:
         else:
             if not self._has_place(director.members, event.member):
                 _, why = self._cooling.get(event.host, (now, self._all_hosts()))
-                self._tell(MemberWaits(event.member, why))
+                self._command(MemberWaits(event.member, why))
             self._obey(director.arrive(event.member, event.lineage, now))
 
     def _all_hosts(self) -> str:
         job = self._state.job
         assert job is not None, "only a job has members"
-        return say_full(job.terms.most_hosts)
+        return describe_full(job.terms.most_hosts)
 
-    def _member_told(self, event: HostEvent, now: float) -> None:
+    def _on_member(self, event: HostEvent, now: float) -> None:
         director = self._director
         match event:
             case MemberProgressed(member, lineage):
@@ -432,8 +432,8 @@ class WorldMachine:
             case MemberReady(member, generation, address) if director is not None:
                 self._obey(director.ready(member, generation, address))
             case MemberReported(member=member, report=report, why=why) if director is not None:
-                is_told_again = report.generation < director.generation and member in director.members
-                if not is_told_again:
+                is_repeated = report.generation < director.generation and member in director.members
+                if not is_repeated:
                     self._obey(director.report(member, report, now, why))
             case MemberStopped() | MemberResumed():
                 self._stopped(event, now)
@@ -464,19 +464,19 @@ class WorldMachine:
 
     def _failed(self, member: str, step: int, why: str, now: float) -> None:
         """Stop the job if its program has failed at the same step in every place: another world would not help."""
-        told, failures, job = (member, step), self._failures, self._state.job
-        if told in failures.told or job is None:
+        failure, failures, job = (member, step), self._failures, self._state.job
+        if failure in failures.reported or job is None:
             return
         if failures.step != step:
             members = () if self._director is None else self._director.all_members
             failures = self._failures = _Failures(step, {_place(one) for one in members})
-        failures.told.add(told)
+        failures.reported.add(failure)
         failures.counts[_place(member)] = failures.counts.get(_place(member), 0) + 1
         self._lost(member, f"failed at step {step}: {why}", now)
         if failures.are_everywhere and not self._has_stopped:
             self._has_stopped = True
             why = f"step {step}: it failed in every place; the fault is in the program, not in the world: {why}"
-            self._tell(JobStopped(job.number, why))
+            self._command(JobStopped(job.number, why))
 
     def _lost(self, member: str, how: str, now: float) -> None:
         self._first.arrived.pop(member, None)
@@ -510,7 +510,7 @@ class WorldMachine:
         why = _difference(members) or refuse_to_begin_with(job.terms.on_total_loss, self._state.world, lineages)
         if why and not self._has_stopped:
             self._has_stopped = True
-            self._tell(JobStopped(job.number, why))
+            self._command(JobStopped(job.number, why))
         if self._has_stopped:
             return
         self._first = _FirstWorld()
@@ -518,7 +518,7 @@ class WorldMachine:
         for arrived in members:
             self._obey(director.arrive(arrived.member, arrived.lineage, now))
         for arrived in later:
-            self._tell(MemberDismissed(arrived.member, self._all_hosts()))
+            self._command(MemberDismissed(arrived.member, self._all_hosts()))
 
     def _dismiss_healed(self) -> None:
         """Dismiss members healed by members that are lost, if others have begun anew already."""
@@ -529,7 +529,7 @@ class WorldMachine:
         for name in [name for name, one in arrived.items() if one.lineage.step > least]:
             del arrived[name]
             self._placed.pop(name, None)
-            self._tell(MemberDismissed(name, f"{ALL_LOST}, and with them the state that it has"))
+            self._command(MemberDismissed(name, f"{ALL_LOST}, and with them the state that it has"))
 
     def _tick(self, now: float) -> None:
         self._cooling = {host: (until, why) for host, (until, why) in self._cooling.items() if now < until}
@@ -545,12 +545,12 @@ class WorldMachine:
             if isinstance(command, FormWorld):
                 self._announce(command)
             else:
-                self._tell(command)
+                self._command(command)
         if director.trouble == ALL_LOST:
             self._begin_anew()
         elif director.trouble is not None and not self._has_stopped and self._state.job is not None:
             self._has_stopped = True
-            self._tell(JobStopped(self._state.job.number, director.trouble))
+            self._command(JobStopped(self._state.job.number, director.trouble))
 
     def _announce(self, formed: FormWorld) -> None:
         generation = formed.change.generation
@@ -576,7 +576,7 @@ class WorldMachine:
         self._steps = UNKNOWN
         if (why := refuse_to_begin_anew(job.terms.on_total_loss, steps)) and not self._has_stopped:
             self._has_stopped = True
-            self._tell(JobStopped(job.number, why))
+            self._command(JobStopped(job.number, why))
         change = WorldChange(generation=self._generation, left=director.all_members, why=ALL_LOST, is_by_loss=True)
         world = WorldAnnounced(
             generation=self._generation, members=(), lineage=Lineage(steps, b""), decision=Decision.ABORT, change=change

@@ -257,7 +257,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             self._expire_later(answer.terms)
         elif isinstance(answer, Refuse) and answer.reason is Reason.NO_COMMON_LANE:
             self._misfits[dialer] = UsageError(answer.message)
-            self._tell(dialer)
+            self._notify(dialer)
         return answer
 
     def _encode(self, answer: Answer) -> link_pb2.OpenReply:
@@ -297,15 +297,15 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             lane.abort(PeerLost("the agreement is used up", rank=terms.dialer, cause="the agreement is used up"))
             return
         self._links.adopt(terms.dialer, lane)
-        self._tell(terms.dialer)
+        self._notify(terms.dialer)
 
     def _give_up(self, terms: LinkTerms, cause: str) -> None:
         self._gathering.drop(terms.token)
         if self._links is not None and self.negotiator.take(terms):
             self._links.report_lost(terms.dialer, f"it cannot connect to rank {self._links.rank}: {cause}")
-            self._tell(terms.dialer)
+            self._notify(terms.dialer)
 
-    def _tell(self, rank: int) -> None:
+    def _notify(self, rank: int) -> None:
         news = self._news.get(rank)
         if news is not None:
             news.set()

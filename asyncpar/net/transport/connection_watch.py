@@ -1,8 +1,8 @@
 """Closing of unauthenticated connections to this process's gRPC servers before they exhaust what peers need.
 
 gRPC accepts connections itself and only limits their number: once strangers hold them all, no peer gets in, and data
-that a stranger sends before its first call costs memory (an endless header block, say).  The sockets are descriptors of
-this process, though.  A thread inspects them: those that lead to a port of ours and have made no call with the job's
+that a stranger sends before its first call costs memory (an endless header block).  The sockets are descriptors of this
+process, though.  A thread inspects them: those that lead to a port of ours and have made no call with the job's
 token are unauthenticated, and ``stranger_limits.choose_evictions`` decides which of them to close.  Shutting a socket
 down is enough; gRPC then ends the connection as if the peer had.
 
@@ -47,7 +47,7 @@ _TRIM_SECONDS = 0.5
 _LAST_TRIM_SECONDS = 16.0
 _DESCRIPTORS = "/dev/fd"
 _MOST_TRIED = 1 << 16
-_TELL_SECONDS = 60.0
+_REPORT_SECONDS = 60.0
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # of struct tcp_info in linux/tcp.h
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 
@@ -75,7 +75,7 @@ class ServerConnections:
         self.open_strangers = 0
         """Unauthenticated connections at the last inspection."""
         self._evicted = 0
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     @property
     def evicted(self) -> int:
@@ -115,8 +115,8 @@ class ServerConnections:
     def count_evicted(self, count: int, *, now: float) -> None:
         """Count closed connections, and log them once a minute."""
         self._evicted += count
-        if now - self._told_at >= _TELL_SECONDS:
-            self._told_at = now
+        if now - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = now
             _log.warning(
                 "port %d: closed %d connections that had made no call with the job's token (%d in all; reported once a "
                 "minute); somebody else on the network connects to it",

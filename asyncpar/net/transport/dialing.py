@@ -51,7 +51,7 @@ class LaneDialer:
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
         self._busy_poll = busy_poll
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     async def connect(
         self, address: str, terms: LinkTerms, *, kinds: Sequence[str], accepted: link_pb2.OpenReply.Accepted
@@ -90,8 +90,8 @@ class LaneDialer:
     def _warn(self, rank: int, failed: Mapping[str, str], instead: str) -> None:
         """Log once for each kind of lane why it is not used; nothing for a rank that none reaches, which has ended."""
         for name, cause in failed.items():
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 _log.warning("rank %d: %s; %s is used instead (reported once)", rank, cause, instead)
 
 

@@ -250,7 +250,9 @@ class GrpcLane(Connection):
                 self._bytes_consumed = self._under_way.popleft()
             self._work.set()
         if len(chunk) == _PREFIX.size:
-            self._positions.heard(asyncio.get_running_loop().time(), self._bytes_consumed, written=self._bytes_written)
+            self._positions.receive(
+                asyncio.get_running_loop().time(), self._bytes_consumed, written=self._bytes_written
+            )
         return memoryview(chunk)[_PREFIX.size :]
 
     def _return_credit(self, length: int) -> None:

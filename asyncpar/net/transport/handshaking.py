@@ -171,7 +171,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         assert self._socket is not None
         was_trusted = self.handshake.is_trusted
         try:
-            self._say(self.handshake.advance(count) if count else self.handshake.opening)
+            self._send(self.handshake.advance(count) if count else self.handshake.opening)
         except (AuthenticationError, OSError) as error:
             self.fail(error)
             return
@@ -192,7 +192,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             transport, duplicate, kind=self._medium.kind, busy_poll=self._busy_poll, protection=protection, pulse=pulse
         )
 
-    def _say(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         """Send on our own descriptor, as the lane does: its first frame might overtake data buffered by a transport."""
         assert self._socket is not None
         if message and self._socket.send(message) != len(message):

@@ -147,8 +147,8 @@ class Links:
         """Memory for large messages to ranks of this host; set before the first link is made."""
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for operations that need them."""
-        self.is_elastic = False
-        """Whether the world belongs to an elastic job, and another one follows when ranks leave or join."""
+        self.refuse_fixed_ranks: Callable[[str, str], UsageError] | None = None
+        """Makes the error for what requires fixed ranks; None unless another world follows when ranks leave or join."""
         member = world.members[rank]
         self.observer = RankObserver(rank)
         self.recorder = open_recorder(
@@ -325,7 +325,7 @@ class Links:
         self._give_up(rank, error)
         return error
 
-    def hear_end(self, rank: int, cause: str) -> None:
+    def observe_end(self, rank: int, cause: str) -> None:
         """Mark ``rank``, whose end was observed, as failed (see ``report_lost``)."""
         self.report_lost(rank, cause)
 
@@ -336,7 +336,7 @@ class Links:
             self._job_end = self._job_end or error
             self._operations.job_ends(error)
 
-    def hear_left(self, rank: int) -> None:
+    def observe_left(self, rank: int) -> None:
         """Mark ``rank`` as left, after a delay in which its goodbye, with the reason, may still arrive."""
         if self.closed is None:
             self._leaving.append(asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank))
@@ -443,7 +443,7 @@ class Links:
 
     def _on_control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
         if header.kind is FrameKind.NOTICE:
-            self._hear_notice(rank, header.sequence, payload.decode(errors="replace"))
+            self._receive_notice(rank, header.sequence, payload.decode(errors="replace"))
         elif header.kind is FrameKind.GOODBYE:
             if 0 < header.sequence <= self.world.size:
                 self._reasons[rank] = (header.sequence - 1, payload.decode(errors="replace"))
@@ -451,11 +451,11 @@ class Links:
         else:
             self._operations.control(rank, header, payload)
 
-    def _hear_notice(self, rank: int, lost: int, cause: str) -> None:
+    def _receive_notice(self, rank: int, lost: int, cause: str) -> None:
         if self.closed is not None or rank in self.lost:
             return
         if lost == self.rank:
-            error = self._lost_error(rank, f"it holds this rank, {lost}, for lost: {cause}")
+            error = self._lost_error(rank, f"it has declared this rank, {lost}, lost: {cause}")
             self.expelled = self.expelled or error
             self._give_up(rank, error)
         elif lost < self.world.size and lost not in self.lost:

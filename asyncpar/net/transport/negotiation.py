@@ -247,7 +247,7 @@ class GrpcConnector(Connector):
             try:
                 await stub.Withdraw(request, metadata=self._metadata, timeout=WITHDRAW_SECONDS)
             except grpc.aio.AioRpcError as failure:  # it lets the agreement expire after a while
-                error.add_note(f"rank {proposal.listener} could not be told: {failure.code().name}")
+                error.add_note(f"rank {proposal.listener} could not be notified: {failure.code().name}")
             raise
 
     async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:

@@ -42,7 +42,7 @@ class Positions:
         """The smallest difference so far between the bytes written and those that the peer reports as received."""
         self._written = 0
         self._since = 0.0
-        self._heard = 0
+        self._reports = 0
         self._traffic = (0, 0)
         self._last_tick: float | None = None
         self._was_reading = True
@@ -60,7 +60,7 @@ class Positions:
         ``sent`` and ``received`` grow with traffic, ``received`` also by POSITION frames.
         """
         last, self._last_tick = self._last_tick, now
-        traffic = (sent, received - self._heard * SEALED_BYTES)
+        traffic = (sent, received - self._reports * SEALED_BYTES)
         if traffic != self._traffic:
             self._traffic = traffic
             self._left = int(self._patience) + 3
@@ -71,9 +71,9 @@ class Positions:
         self._left = max(0, self._left - 1)
         return True
 
-    def heard(self, now: float, position: int, *, written: int) -> None:
+    def receive(self, now: float, position: int, *, written: int) -> None:
         """Record that the peer has ``position`` of ``written`` bytes.  Raises ``FrameDamaged`` if some are lost."""
-        self._heard += 1
+        self._reports += 1
         while self._marks and self._marks[0][1] <= position:
             self._marks.popleft()
         backlog = written - position

@@ -14,16 +14,16 @@ class Refusals:
 
     def __init__(self) -> None:
         self._began = -math.inf
-        self._told = 0
-        self._untold = 0
+        self._logged = 0
+        self._omitted = 0
 
     def line(self, error: Exception, *, now: float) -> str | None:
         """Return the log message about a connection that was refused because of ``error``; None for none."""
         if now - self._began >= PERIOD_SECONDS:
-            self._began, self._told = now, 0
-        if self._told >= LINES_PER_PERIOD:
-            self._untold += 1
+            self._began, self._logged = now, 0
+        if self._logged >= LINES_PER_PERIOD:
+            self._omitted += 1
             return None
-        self._told += 1
-        untold, self._untold = self._untold, 0
-        return f"a connection was refused: {error}" + (f" (and {untold} more before it)" if untold else "")
+        self._logged += 1
+        omitted, self._omitted = self._omitted, 0
+        return f"a connection was refused: {error}" + (f" (and {omitted} more before it)" if omitted else "")

@@ -173,8 +173,8 @@ class _RequireToken(_ServerInterceptor):
         handler = await continuation(handler_call_details)
         service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
         if is_ours or service in self._public:
-            told: grpc.RpcMethodHandler[Any, Any] = _telling(handler, self._accept)
-            return told
+            reporting: grpc.RpcMethodHandler[Any, Any] = _reporting(handler, self._accept)
+            return reporting
         return self._refusal
 
     async def _refuse(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -182,7 +182,7 @@ class _RequireToken(_ServerInterceptor):
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
 
 
-def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
+def _reporting(handler: Any, accept: Callable[[str], None]) -> Any:
     """Return ``handler`` (None: no such method) wrapped to report its caller to ``accept``: an interceptor lacks that.
 
     The function keeps its kind (coroutine, asynchronous generator, or plain), by which grpc.aio runs it.
@@ -192,32 +192,32 @@ def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     serve = getattr(handler, kind)
     make = getattr(grpc, f"{kind}_rpc_method_handler")
-    told: Callable[[Any, Any], Any]
+    reporting: Callable[[Any, Any], Any]
     if inspect.isasyncgenfunction(serve):
 
-        async def told_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        async def serve_stream(request: Any, context: Any) -> AsyncIterator[Any]:
             accept(context.peer())
             async with aclosing(serve(request, context)) as answers:
                 async for answer in answers:
                     yield answer
 
-        told = told_stream
+        reporting = serve_stream
     elif inspect.iscoroutinefunction(serve):
 
-        async def told_call(request: Any, context: Any) -> Any:
+        async def serve_call(request: Any, context: Any) -> Any:
             accept(context.peer())
             return await serve(request, context)
 
-        told = told_call
+        reporting = serve_call
     else:
 
-        def told_plainly(request: Any, context: Any) -> Any:
+        def serve_plainly(request: Any, context: Any) -> Any:
             accept(context.peer())
             return serve(request, context)
 
-        told = told_plainly
+        reporting = serve_plainly
     return make(
-        told, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        reporting, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
     )
 
 

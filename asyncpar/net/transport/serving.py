@@ -1,21 +1,22 @@
-"""Services of the program on a node's gRPC server, and the address to which it is bound.
+"""Services of the program on a node's gRPC server, their reflection, and the address to which the server is bound.
 
 Every call needs the job's token, whatever service it is for, unless the program named that service public.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 
+from asyncpar._proto import POOL
 from asyncpar.core.addresses import loopback, split_address
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
-from asyncpar.net.transport.reflection import REFLECTION, add_reflection
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 Register = Callable[[grpc.aio.Server], object]
@@ -23,6 +24,7 @@ Register = Callable[[grpc.aio.Server], object]
 
 _OUR_SERVICES: Final = "asyncpar."
 _HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 _DESCRIBED: Final = ("asyncpar.v1.Actors", _HEALTH)
 """Services of the node for programs in any language; those by which ranks meet and link are internal."""
 
@@ -77,7 +79,7 @@ class Serving:
         for register in self.services:
             register(registrar)
         if REFLECTION not in registrar.names:  # the program may have its own
-            add_reflection(server.server, {*_DESCRIBED, *registrar.names})
+            _add_reflection(server.server, {*_DESCRIBED, *registrar.names})
         missing = self.public - registrar.names - {_HEALTH}
         if missing and registrar.names_are_known:
             raise UsageError(
@@ -135,3 +137,46 @@ class Registrar(grpc.aio.Server):
 
     def _refuse(self, method: str, why: str) -> NoReturn:
         raise UsageError(f"services: expected a function that only adds a servicer, it called {method}(); {why}")
+
+
+def _add_reflection(server: grpc.aio.Server, names: Collection[str]) -> None:
+    """Have ``server``, which must not be started yet, describe the services ``names`` to generic clients (grpcurl).
+
+    The implementation is imported by the first call: no rank waits for it.  Without grpcio-reflection callers receive
+    the advice to install it.
+    """
+    served = tuple(sorted({*names, REFLECTION}))
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        try:
+            from grpc_reflection.v1alpha import reflection, reflection_pb2
+        except ImportError:
+            why = "reflection needs grpcio-reflection where the node runs: pip install 'asyncpar[reflection]'"
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+        servicer = reflection.aio.ReflectionServicer(served, pool=_BothPools())  # type: ignore[attr-defined]
+
+        async def read() -> AsyncIterator[Any]:
+            async for request in requests:
+                yield reflection_pb2.ServerReflectionRequest.FromString(request)
+
+        async with aclosing(servicer.ServerReflectionInfo(read(), context)) as answers:
+            async for found in answers:
+                yield found.SerializeToString()
+
+    handlers: Any = {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(REFLECTION, handlers),))
+
+
+class _BothPools:
+    """The descriptors of our messages, and the default ones, which include those of the program's services."""
+
+    def __getattr__(self, name: str) -> Any:
+        from google.protobuf import descriptor_pool
+
+        def find(*arguments: Any) -> Any:
+            try:
+                return getattr(POOL, name)(*arguments)
+            except (KeyError, TypeError):  # it is not there, or belongs to a message of the other pool
+                return getattr(descriptor_pool.Default(), name)(*arguments)
+
+        return find

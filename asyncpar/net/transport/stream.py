@@ -123,7 +123,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
                 max_length=MAX_FRAME_BYTES,
                 accept=accept,
                 verifier=self._protection.verifier,
-                on_position=self._heard_position,
+                on_position=self._receive_position,
             ),
         )
 
@@ -134,7 +134,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             share=part.share,
             ended=part.ended,
             verifier=self._protection.verifier,
-            on_position=self._heard_position,
+            on_position=self._receive_position,
         )
         self._start(part, reader)
 
@@ -346,9 +346,9 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             is_in_frame=is_in_frame,
             is_reading=is_reading,
         ):
-            self._tell_position()
+            self._send_position()
 
-    def _tell_position(self) -> None:
+    def _send_position(self) -> None:
         """Send the number of bytes received, unless other frames wait, which also show that this side lives."""
         if self._writer.waiting_bytes or self._broken is not None or self._gatherer.waiting:
             return
@@ -358,8 +358,8 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._queue.push_owned(head, taken=written)
             self._await_room()
 
-    def _heard_position(self, position: int) -> None:
-        self._positions.heard(self._loop.time(), position, written=self._bytes_written)
+    def _receive_position(self, position: int) -> None:
+        self._positions.receive(self._loop.time(), position, written=self._bytes_written)
 
     def _refuse(self, error: ProtocolError) -> None:
         """End the lane after bytes that violate the protocol, and report the reason to both ends."""

@@ -128,7 +128,7 @@ class Handshake:
 
     @property
     def is_complete(self) -> bool:
-        """Whether both sides have authenticated themselves, as far as this side can tell."""
+        """Whether both sides have authenticated themselves, as far as this side knows."""
         return self._awaited is None
 
     @property

@@ -79,7 +79,7 @@ _MAX_ENVELOPE: Final = 2**32 - 1
 
 
 class Extension(ABC):
-    """Values of an additional kind, which a layer above adds to payloads (references to actors, say)."""
+    """Values of an additional kind, which a layer above adds to payloads (such as references to actors)."""
 
     @abstractmethod
     def encode(self, value: object) -> Ext | None:
@@ -363,7 +363,7 @@ class PayloadDecoder(Generic[T]):
         except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
             raise ProtocolError(f"{what}: not a payload: {error}") from error
         except Exception as error:  # user code: a value that checks itself in its ``__post_init__``
-            raise UsageError(f"{what}: {_say(error)}") from error
+            raise UsageError(f"{what}: {_describe(error)}") from error
         finally:
             self._payload = b""
         return value
@@ -508,10 +508,10 @@ def _convert_number(kind: Any, value: float) -> object:
 
 
 def _cannot_send(value: object, what: str, error: Exception) -> UsageError:
-    return UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent: {_say(error)}")
+    return UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent: {_describe(error)}")
 
 
-def _say(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Return the text of ``error``, even if making it fails."""
     return "".join(traceback.format_exception_only(error)).strip()
 

@@ -113,7 +113,7 @@ def find_place(value: object, refusal: Callable[[object], str]) -> tuple[str, st
     """
     place = why = ""
     for _ in range(_DEEPEST):
-        found = next(((step, part, said) for step, part in parts_of(value) if (said := refusal(part))), None)
+        found = next(((step, part, reason) for step, part in parts_of(value) if (reason := refusal(part))), None)
         if found is None:
             return place, why
         step, value, why = found

@@ -83,7 +83,7 @@ class DiLoCo:
     separate ``name``, and any codec.  With a rate of 1 and no momentum it is local SGD.
 
     The defaults are the paper's, for rounds of hundreds of steps.  Short rounds need less momentum: with 20 steps 0.7
-    does better than both 0.9 and 0.5, see ``scripts/bench/convergence.py``.
+    does better than both 0.9 and 0.5, see ``scripts/bench/run convergence``.
 
     ``outer_learning_rate`` and ``outer_momentum`` are those of the step from the old common point along the mean
     movement of the ranks.

@@ -248,6 +248,14 @@ class SimulatedAgents:
             return node not in self._awaited
         return self._over.get(node) is agent
 
+    def is_kept_out(self, node: int) -> bool:
+        """Return whether the job is over for other nodes, one of which may lead and cannot let ``node`` in.
+
+        A leader that a host does not reach stays the leader as long as a quorum reaches it.
+        """
+        others = (other for other in range(self.cluster.size + self.cluster.helpers) if other != node)
+        return self.end is not None and any(self.cluster.network.is_cut_off(node, other) for other in others)
+
     async def _live(self, process: SimulatedProcess) -> None:
         """Run the agent, which joins again whenever the others have gone on without it."""
         node = process.node
@@ -331,7 +339,7 @@ class SimulatedAgents:
         while True:
             status = await service.status()
             if status.job is None:
-                service.tell(JobOpened(number=1, terms=self.job.terms, record=content))
+                service.report(JobOpened(number=1, terms=self.job.terms, record=content))
             elif status.closed is not None and agent.is_idle:
                 self._over[node] = process
                 self.on_over()

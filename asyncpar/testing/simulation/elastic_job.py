@@ -65,7 +65,7 @@ class SimulatedElasticJob(JobRecord):
         self.changed.set()
 
     def is_over(self, nodes: frozenset[int]) -> bool:
-        return all(self.agents.is_over(node) for node in nodes)
+        return all(self.agents.is_over(node) or self.agents.is_kept_out(node) for node in nodes)
 
     def excuses(self, process: SimulatedProcess, error: BaseException) -> bool:  # noqa: ARG002
         return isinstance(error, LaunchError) and self._may_be_lost(str(error))

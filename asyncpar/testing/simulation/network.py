@@ -169,7 +169,7 @@ class SimulatedNetwork:
         """Let traffic pass again; data sent meanwhile is sent again."""
         route = self.route(source, target)
         route.silences -= 1
-        if not self._is_cut_off(source, target):
+        if not self.is_cut_off(source, target):
             self._cut_off.pop(_pair(source, target), None)
         self._free(route)
 
@@ -186,7 +186,7 @@ class SimulatedNetwork:
     def put_up(self, node: int) -> None:
         """Make the machine of ``node`` respond again."""
         self._down.discard(node)
-        for pair in [pair for pair in self._cut_off if node in pair and not self._is_cut_off(*pair)]:
+        for pair in [pair for pair in self._cut_off if node in pair and not self.is_cut_off(*pair)]:
             del self._cut_off[pair]
 
     def reset(self, node: int, other: int, *, is_half: bool = False) -> None:
@@ -229,7 +229,7 @@ class SimulatedNetwork:
         for go_on in waiting:
             go_on()
 
-    def _is_cut_off(self, node: int, other: int) -> bool:
+    def is_cut_off(self, node: int, other: int) -> bool:
         """Return whether one of two nodes receives nothing from the other.  (Then neither gets acknowledgements.)"""
         is_silent = self.route(node, other).silences > 0 or self.route(other, node).silences > 0
         return is_silent or node in self._down or other in self._down

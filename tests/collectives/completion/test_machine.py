@@ -13,11 +13,11 @@ from asyncpar.collectives.completion.machine import (
     ChoiceCommand,
     ChoiceEvent,
     ContributorChoice,
-    ContributorSaid,
+    ContributorSent,
     FailChoice,
     RankLost,
     ReturnChosen,
-    TellRank,
+    SendToRank,
     TimePassed,
 )
 
@@ -81,10 +81,10 @@ class Network:
     def _do(self, rank: int, commands: list[ChoiceCommand]) -> None:
         for command in commands:
             match command:
-                case TellRank(other, message):
+                case SendToRank(other, message):
                     time = max(self.now + self.random.uniform(0, self.slowest), self.last.get((rank, other), 0.0))
                     self.last[rank, other] = time
-                    self.at(time, other, ContributorSaid(rank, message))
+                    self.at(time, other, ContributorSent(rank, message))
                 case ReturnChosen(chosen):
                     self.decided[rank] = chosen.contributors
                 case FailChoice():

@@ -220,7 +220,7 @@ def test_a_rank_that_waits_for_too_long_says_for_whom() -> None:
     run_virtual(main())
 
 
-def test_a_rank_that_is_cancelled_after_it_was_counted_is_told_to_the_others() -> None:
+def test_a_rank_that_is_cancelled_after_it_was_counted_is_reported_to_the_others() -> None:
     async def main() -> None:
         async with local_world(3) as nodes:
             one, two, three = (node.world for node in nodes)

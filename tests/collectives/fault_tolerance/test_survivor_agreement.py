@@ -13,13 +13,13 @@ from asyncpar.collectives.fault_tolerance.machine import (
     AgreementCommand,
     AgreementEvent,
     AgreementTick,
-    HoldForLost,
+    DeclareLost,
     MemberExpelled,
     MemberLost,
-    MemberSaid,
+    MemberSent,
     ReturnOutcome,
+    SendToMember,
     SurvivorAgreement,
-    TellMember,
 )
 from asyncpar.collectives.fault_tolerance.messages import (
     AgreementKind,
@@ -82,7 +82,7 @@ class Network:
 
     def obey(self, rank: int, command: AgreementCommand) -> None:
         match command:
-            case TellMember(to, message):
+            case SendToMember(to, message):
                 if self.left_to_send.get(rank, 1) == 0:
                     self.die(rank)
                     return
@@ -91,14 +91,14 @@ class Network:
                 self.messages += 1
                 assert decode_agreement(encode_agreement(message), size=99) == message
                 self.channels[rank, to].append(message)
-            case HoldForLost(lost):
+            case DeclareLost(lost):
                 self.cut(rank, lost)
             case ReturnOutcome(outcome):
                 assert rank not in self.returned
                 self.returned[rank] = outcome
 
     def cut(self, rank: int, lost: int) -> None:
-        """``rank`` holds ``lost`` for lost: it hears nothing more of it, and tells it so."""
+        """``rank`` declares ``lost`` lost: it receives nothing more of it, and notifies it."""
         self.channels[lost, rank].clear()
 
     def step(self) -> bool:
@@ -108,7 +108,7 @@ class Network:
             return False
         sender, receiver = full[0] if self.random is None else self.random.choice(full)
         message = self.channels[sender, receiver].popleft()
-        self.feed(receiver, MemberLost(sender) if message is None else MemberSaid(sender, message))
+        self.feed(receiver, MemberLost(sender) if message is None else MemberSent(sender, message))
         return True
 
     def run(self) -> None:
@@ -251,10 +251,10 @@ def test_different_calls_are_a_mismatch_on_all() -> None:
     assert len(network.returned) == 3
 
 
-def test_a_rank_that_others_have_declared_lost_gets_no_outcome_and_tells_none() -> None:
+def test_a_rank_that_others_have_declared_lost_gets_no_outcome_and_sends_none() -> None:
     network = Network(3, {})
     network.call(3)
-    network.feed(3, MemberExpelled("rank 4 holds it for lost"))
+    network.feed(3, MemberExpelled("rank 4 has declared it lost"))
     assert network.returned[3].fault == "expelled"
     network.feed(4, MemberLost(3))
     network.feed(5, MemberLost(3))

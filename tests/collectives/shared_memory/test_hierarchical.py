@@ -269,7 +269,7 @@ async def test_cancelling_on_one_rank_ends_it_on_all_and_leaves_the_group_usable
             assert all((array == 7).all() for array in arrays), "memory was touched after the end"
 
 
-async def test_shapes_that_differ_inside_a_host_or_between_hosts_are_told_on_all_ranks() -> None:
+async def test_shapes_that_differ_inside_a_host_or_between_hosts_are_reported_on_all_ranks() -> None:
     async with world_on("aabb") as nodes:
         for odd in range(4):
             await check(nodes)

@@ -42,7 +42,7 @@ def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def early_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks ask around after a tenth of a second."""
-    monkeypatch.setattr("asyncpar.collectives.table.PROBE_AFTER", 0.1)
+    monkeypatch.setattr("asyncpar.collectives.long_waits.PROBE_AFTER", 0.1)
 
 
 @asynccontextmanager
@@ -330,7 +330,7 @@ async def test_a_rank_that_has_called_but_does_not_await_is_named_and_described(
             await call
 
 
-async def test_different_operations_under_one_key_are_told_on_all_ranks() -> None:
+async def test_different_operations_under_one_key_are_reported_on_all_ranks() -> None:
     async with arena_of(3) as nodes:
         await sum_everywhere(nodes)
         for odd in range(3):
@@ -368,15 +368,15 @@ async def test_a_rank_leaves_after_an_operation_has_failed_that_waited_for_its_o
         while operation is None or not operation.answers:
             await asyncio.sleep(0)
             operation = next(iter(engine_of(group).group.pending()), None)
-        heard: list[int] = []
-        nodes[0].links.add_loss_listener(lambda rank, _: heard.append(rank))
+        lost: list[int] = []
+        nodes[0].links.add_loss_listener(lambda rank, _: lost.append(rank))
         announce_leaving(nodes[1].world)
         with pytest.raises(PeerLost, match=r"rank 1 .*it left the world"):
             await waiting
         await nodes[1].stop()
         with pytest.raises(PeerLost, match=r"rank 1 .*it left the world"):
             await nodes[0].world.barrier()
-        assert heard == [1]
+        assert lost == [1]
 
 
 @pytest.mark.parametrize(

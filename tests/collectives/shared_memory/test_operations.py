@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.node import Node
 from asyncpar.testing import local_world
@@ -106,7 +106,7 @@ def _started(nodes: tuple[Node, ...]) -> int:
     return sum(operation.has_started for operation in pending)
 
 
-async def test_different_operations_at_one_place_are_told_on_all_ranks() -> None:
+async def test_different_operations_at_one_place_are_reported_on_all_ranks() -> None:
     async with arena_of(3) as nodes:
         await _sum_everywhere(nodes)
         outcomes = await asyncio.gather(
@@ -406,25 +406,25 @@ async def test_an_operation_that_is_over_when_its_askers_are_answered_asks_nobod
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Answers wait a little for what others find out; by then a short operation has ended."""
-    monkeypatch.setattr("asyncpar.collectives.table.PROBE_AFTER", 0.1)
-    watched: list[tuple[OperationTable, Operation]] = []
-    watch = OperationTable.watch
+    monkeypatch.setattr("asyncpar.collectives.long_waits.PROBE_AFTER", 0.1)
+    watched: list[tuple[LongWaits, Operation]] = []
+    watch = LongWaits.watch
 
-    def noted(table: OperationTable, operation: Operation) -> None:
-        watched.append((table, operation))
-        watch(table, operation)
+    def noted(waits: LongWaits, operation: Operation) -> None:
+        watched.append((waits, operation))
+        watch(waits, operation)
 
-    monkeypatch.setattr(OperationTable, "watch", noted)
+    monkeypatch.setattr(LongWaits, "watch", noted)
     async with arena_of(2) as nodes:
         await _sum_everywhere(nodes)
         first, late = nodes
         waiting = asyncio.ensure_future(first.world.all_reduce(np.zeros(700_000)))
-        table = engine_of(late.world).table
-        while not table._askers:  # noqa: ASYNC110,SLF001 - no event tells of it
+        waits = engine_of(late.world).table.waits
+        while not waits._askers:  # noqa: ASYNC110,SLF001 - no event tells of it
             await asyncio.sleep(0)
         await late.world.all_reduce(np.zeros(700_000))
         await waiting
-        operations = [operation for its, operation in watched if its is table]
+        operations = [operation for its, operation in watched if its is waits]
         assert operations
         for operation in operations:
-            table._tell_begun(operation)  # noqa: SLF001 - a timer calls it
+            waits._announce_begun(operation)  # noqa: SLF001 - a timer calls it

@@ -88,8 +88,8 @@ def _forgets_told(service: WorldService, sender: str, address: str, message: obj
 
 
 def _passes_early(service: WorldService, command: Any) -> None:
-    if command not in service._heard:  # noqa: SLF001
-        service._heard.add(command)  # noqa: SLF001
+    if command not in service._passed_on:  # noqa: SLF001
+        service._passed_on.add(command)  # noqa: SLF001
         service._outbox.put_nowait(command)  # noqa: SLF001
 
 
@@ -170,12 +170,12 @@ MISSING: dict[str, Missing] = {
     "each-once": Missing(
         prevents="a host does twice what its leader tells again",
         group=THREE,
-        patches=((WorldService, "_hear", _passes_all),),
+        patches=((WorldService, "_pass_on", _passes_all),),
     ),
     "in-order": Missing(
         prevents="a host hears of what happens to a world before it hears of the world, or after the next one",
         group=Group(faults=40, kinds=("reset", "replay", "restart")),
-        patches=((WorldService, "_hear", _passes_early),),
+        patches=((WorldService, "_pass_on", _passes_early),),
     ),
     "decided-before-told": Missing(
         prevents="a leader goes on from what no quorum has",

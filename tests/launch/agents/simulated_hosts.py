@@ -606,4 +606,4 @@ class SimulatedHosts:
         content = encode_record(self.job)
         while (await service.status()).job is None:
             await asyncio.sleep(1.0)
-            service.tell(JobOpened(number=1, terms=self.job.terms, record=content))
+            service.report(JobOpened(number=1, terms=self.job.terms, record=content))

@@ -147,7 +147,7 @@ async def test_an_agent_that_is_coming_back_is_passed_over_and_the_job_is_cancel
         group, back = Served(tmp_path, "one"), Served(tmp_path, "two")
         address, coming = await group.serve(stack), await back.serve(stack)
         await group.begin(stack)
-        group.service.tell(JobOpened(number=1, terms=JOB.terms, record=encode_record(JOB)))
+        group.service.report(JobOpened(number=1, terms=JOB.terms, record=encode_record(JOB)))
         anyone = AnyAgent([coming, address], CREDENTIALS)
         await anyone.ask(lambda client: client.cancel(CancelRequest(number=1, exit_code=130, why="Ctrl-C")))
         assert anyone.address == address

@@ -106,7 +106,7 @@ async def test_agents_with_certificates_decide_together_and_answer_each_other(
         third = await group.start("three", group.of(2))
         names = {host.name for host in (await first.service.status()).hosts}
         assert names == {"one", "two", "three"}
-        third.service.tell(JobOpened(number=1, terms=JOB.terms, record=encode_record(JOB)))
+        third.service.report(JobOpened(number=1, terms=JOB.terms, record=encode_record(JOB)))
         while (await first.service.status()).job is None:  # noqa: ASYNC110  # it went to the leader, and the decision to all
             await asyncio.sleep(0.01)
         assert [agent.refused for agent in group.agents] == [[], [], []]

@@ -153,7 +153,7 @@ class Hosts:
             agent.leave("the test is over", grace=0.0)
         await asyncio.wait(self.ends.values())
         for part in self.parts.values():
-            part.group.leave_unheard()
+            part.group.leave_at_once()
         await self._stack.aclose()
         for reaper in self._reapers:
             reaper.close()

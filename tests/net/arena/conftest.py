@@ -26,8 +26,8 @@ SETTINGS = ArenaSettings(bytes=256 << 10, polls=True, seconds=5.0)
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-class Told(list[T]):
-    """What was told, in order; ``until`` waits for it."""
+class Events(list[T]):
+    """Events in order; ``until`` waits for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ async def settle() -> None:
 
 @dataclass
 class Ranks:
-    """The ranks of one world in this process, and what they were told."""
+    """The ranks of one world in this process, and the ends of others that they saw."""
 
     size: int
     settings: ArenaSettings = SETTINGS
@@ -63,8 +63,8 @@ class Ranks:
     own_settings: dict[int, ArenaSettings] = field(default_factory=dict)
     addresses: dict[int, str] = field(default_factory=dict)
     job: str = field(default_factory=lambda: secrets.token_hex(4))
-    lost: Told[tuple[int, int, str]] = field(default_factory=Told)
-    left: Told[tuple[int, int]] = field(default_factory=Told)
+    lost: Events[tuple[int, int, str]] = field(default_factory=Events)
+    left: Events[tuple[int, int]] = field(default_factory=Events)
 
     @property
     def world(self) -> World:

@@ -20,7 +20,7 @@ RANK, SIZE = int(sys.argv[1]), int(sys.argv[2])
 SETTINGS = ArenaSettings(bytes=1 << 20, polls=True, seconds=float(sys.argv[3]))
 
 
-def say(**values: object) -> None:
+def report(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
@@ -28,7 +28,7 @@ class Printer(logging.Handler):
     """Prints what is logged."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(log=record.getMessage())
+        report(log=record.getMessage())
 
 
 async def form(generation: int, on_lost: Callable[[int, str], None]) -> Arena | None:
@@ -39,19 +39,19 @@ async def form(generation: int, on_lost: Callable[[int, str], None]) -> Arena | 
         secret=b"s" * 32,
         settings=SETTINGS,
         on_lost=on_lost,
-        on_left=lambda rank: say(left=rank),
+        on_left=lambda rank: report(left=rank),
     )
 
 
 async def obey() -> None:
     """Form once, then do what is asked line by line."""
-    arena = await form(0, lambda rank, cause: say(lost=rank, cause=cause))
+    arena = await form(0, lambda rank, cause: report(lost=rank, cause=cause))
     if arena is None:
-        say(formed=False)
+        report(formed=False)
         return
     words = {rank: segment.words(HEADER_BYTES, 1) for rank, segment in arena.segments.items()}
-    arena.on_ring = lambda messages: say(rang=messages, words=[word[0] for word in words.values()])
-    say(formed=True, members=arena.members, may_spin=arena.may_spin)
+    arena.on_ring = lambda messages: report(rang=messages, words=[word[0] for word in words.values()])
+    report(formed=True, members=arena.members, may_spin=arena.may_spin)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
@@ -70,14 +70,14 @@ async def repeat() -> None:
         lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         arena = await form(generation, lambda rank, _: None if lost.done() else lost.set_result(rank))  # noqa: B023
         if arena is None:
-            say(ended="no arena")
+            report(ended="no arena")
             return
         await asyncio.sleep(0)
         if lost.done():
-            say(ended="lost", rank=lost.result())
+            report(ended="lost", rank=lost.result())
             return
         arena.close()
-        say(generation=generation)
+        report(generation=generation)
 
 
 def main() -> None:

@@ -18,17 +18,17 @@ from asyncpar.net.arena.arena import Arena, ArenaPeer, DoorbellMessage
 from asyncpar.net.arena.formation import contribute
 from asyncpar.net.arena.segment import HEADER_BYTES, SLEEPING, Segment
 from asyncpar.net.arena.settings import ArenaSettings
-from tests.net.arena.conftest import SETTINGS, Ranks, Run, Told, settle
+from tests.net.arena.conftest import SETTINGS, Events, Ranks, Run, settle
 
 DOORBELLS = replace(SETTINGS, polls=False)
 MANY = 20_000
 
 
-class Heard:
+class Receiver:
     """Collects what an arena reads."""
 
     def __init__(self, arena: Arena) -> None:
-        self.messages: Told[DoorbellMessage] = Told()
+        self.messages: Events[DoorbellMessage] = Events()
         arena.on_ring = self._take
 
     def _take(self, messages: list[DoorbellMessage]) -> None:
@@ -45,12 +45,12 @@ class Heard:
 def test_a_message_arrives_with_what_was_stored_before_it(run: Run, settings: ArenaSettings) -> None:
     async def main() -> None:
         arenas = await Ranks(3, settings=settings).form_all()
-        heard = [Heard(arena) for arena in arenas]
+        received = [Receiver(arena) for arena in arenas]
         arenas[1].segments[1].words(HEADER_BYTES, 1)[0] = 9
         arenas[1].ring(2, 5, 6)
-        await heard[2].wait_for((1, 5, 6))
+        await received[2].wait_for((1, 5, 6))
         assert arenas[2].segments[1].words(HEADER_BYTES, 1)[0] == 9
-        assert heard[0].messages == heard[1].messages == []
+        assert received[0].messages == received[1].messages == []
         for arena in arenas:
             arena.close()
 
@@ -62,9 +62,9 @@ def test_messages_wait_for_a_listener(run: Run) -> None:
         one, other = await Ranks(2, settings=DOORBELLS).form_all()
         for word in range(MANY):
             one.ring(1, 0, word)
-        heard = Heard(other)
-        await heard.wait_for((0, 0, MANY - 1))
-        assert heard.messages == [(0, 0, word) for word in range(MANY)]
+        received = Receiver(other)
+        await received.wait_for((0, 0, MANY - 1))
+        assert received.messages == [(0, 0, word) for word in range(MANY)]
         one.close()
         other.close()
 
@@ -76,11 +76,11 @@ def test_with_polling_a_flood_is_cut_but_the_sleeper_wakes(run: Run) -> None:
         one, other = await Ranks(2).form_all()
         for word in range(MANY):
             one.ring(1, 0, word)
-        heard = Heard(other)
-        await heard.messages.until(1)
-        assert 0 < len(heard.messages) < MANY
+        received = Receiver(other)
+        await received.messages.until(1)
+        assert 0 < len(received.messages) < MANY
         one.ring(1, 0, MANY)
-        await heard.wait_for((0, 0, MANY))
+        await received.wait_for((0, 0, MANY))
         one.close()
         other.close()
 
@@ -103,16 +103,16 @@ def test_a_rank_that_closes_is_seen_as_leaving_once_and_never_as_lost(run: Run, 
     async def main() -> None:
         ranks = Ranks(3, settings=settings)
         arenas = await ranks.form_all()
-        heard = [Heard(arena) for arena in arenas]
+        received = [Receiver(arena) for arena in arenas]
         arenas[1].ring(0, 1, 2)
         arenas[1].close()
         arenas[1].close()
         await ranks.left.until(2)
         assert sorted(ranks.left) == [(0, 1), (2, 1)]
-        assert heard[0].messages == [(1, 1, 2)], "what it said before comes first, and its farewell is no message"
+        assert received[0].messages == [(1, 1, 2)], "what it said before comes first, and its farewell is no message"
         arenas[0].ring(1, 0, 0)
         arenas[0].ring(2, 7, 7)
-        await heard[2].wait_for((0, 7, 7))
+        await received[2].wait_for((0, 7, 7))
         arenas[0].close()
         await ranks.left.until(3)
         arenas[2].close()
@@ -130,7 +130,7 @@ def test_a_departure_is_seen_however_full_the_pipe_is(run: Run, settings: ArenaS
         for word in range(unread):
             arenas[2].ring(0, 0, word)
         arenas[1].close()
-        Heard(arenas[0])
+        Receiver(arenas[0])
         await ranks.left.until(1)
         assert ranks.left == [(0, 1)]
         for arena in arenas:
@@ -143,7 +143,7 @@ def test_memory_of_a_rank_that_left_stays_readable(run: Run) -> None:
     async def main() -> None:
         ranks = Ranks(2)
         one, other = await ranks.form_all()
-        Heard(other)
+        Receiver(other)
         array = one.empty(4, np.int8)
         array[:] = 3
         one.segments[0].words(HEADER_BYTES, 1)[0] = 8
@@ -174,14 +174,14 @@ def test_views_do_not_keep_an_arena_from_closing(run: Run) -> None:
     run(main())
 
 
-def test_an_arena_may_be_closed_inside_what_it_tells(run: Run) -> None:
+def test_an_arena_may_be_closed_inside_what_it_calls(run: Run) -> None:
     async def main() -> None:
         ranks = Ranks(3)
         arenas = await ranks.form_all()
         arenas[0].on_ring = lambda _: arenas[0].close()
         arenas[1].ring(0, 0, 0)
         arenas[1].close()
-        Heard(arenas[2])
+        Receiver(arenas[2])
         await ranks.left.until(2)
         assert sorted(ranks.left) == [(2, 0), (2, 1)], "rank 0 was closed before it could be told"
         arenas[2].close()
@@ -196,7 +196,7 @@ class Mortal:
     """An arena of rank 0 in this process, whose peer, rank 1, is a process that only waits to be killed."""
 
     def __init__(self) -> None:
-        self.told: Told[tuple[str, int]] = Told()
+        self.ends: Events[tuple[str, int]] = Events()
         self.causes: list[str] = []
 
     async def live(self) -> None:
@@ -223,12 +223,12 @@ class Mortal:
             may_spin=True,
             polls=True,
             on_lost=self._lose,
-            on_left=lambda rank: self.told.append(("left", rank)),
+            on_left=lambda rank: self.ends.append(("left", rank)),
         )
         self.arena.watch()
 
     def _lose(self, rank: int, cause: str) -> None:
-        self.told.append(("lost", rank))
+        self.ends.append(("lost", rank))
         self.causes.append(cause)
 
     def speak(self, group: int) -> None:
@@ -238,7 +238,7 @@ class Mortal:
     async def die(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
-        await self.told.until(1)
+        await self.ends.until(1)
 
     async def end(self) -> None:
         self.arena.close()
@@ -256,13 +256,13 @@ def test_a_rank_whose_process_ends_is_lost(run: Run) -> None:
         await mortal.die()
         mortal.arena.ring(1, 0, 0)
         await settle()
-        assert (mortal.told, mortal.causes) == ([("lost", 1)], ["its process ended"])
+        assert (mortal.ends, mortal.causes) == ([("lost", 1)], ["its process ended"])
         await mortal.end()
 
     run(main())
 
 
-def test_an_end_that_is_seen_in_two_ways_is_told_once(run: Run) -> None:
+def test_an_end_that_is_seen_in_two_ways_is_reported_once(run: Run) -> None:
     async def main() -> None:
         mortal = Mortal()
         await mortal.live()
@@ -271,7 +271,7 @@ def test_an_end_that_is_seen_in_two_ways_is_told_once(run: Run) -> None:
         mortal.doorbell.close()
         mortal.arena.ring(1, 0, 0)
         await settle()
-        assert mortal.told == [("lost", 1)]
+        assert mortal.ends == [("lost", 1)]
         await mortal.end()
 
     run(main())
@@ -283,23 +283,23 @@ def test_a_rank_that_left_before_its_process_ended_is_not_lost(run: Run) -> None
         await mortal.live()
         mortal.segment.leave()
         await mortal.die()
-        assert mortal.told == [("left", 1)]
+        assert mortal.ends == [("left", 1)]
         await mortal.end()
 
     run(main())
 
 
-def test_what_a_rank_said_before_its_process_ended_comes_first(run: Run) -> None:
+def test_what_a_rank_sent_before_its_process_ended_comes_first(run: Run) -> None:
     async def main() -> None:
         mortal = Mortal()
         await mortal.live()
-        heard: list[tuple[DoorbellMessage, int]] = []
+        received: list[tuple[DoorbellMessage, int]] = []
         mortal.process.kill()
         select.select([mortal.pidfd], [], [])  # its end is there to see before the loop looks
         mortal.speak(7)
-        mortal.arena.on_ring = lambda messages: heard.append((messages[0], len(mortal.told)))
-        await mortal.told.until(1)
-        assert heard == [((1, 7, 0), 0)], "nobody was told of the end before"
+        mortal.arena.on_ring = lambda messages: received.append((messages[0], len(mortal.ends)))
+        await mortal.ends.until(1)
+        assert received == [((1, 7, 0), 0)], "nobody was told of the end before"
         await mortal.end()
 
     run(main())
@@ -311,15 +311,15 @@ def test_a_rank_that_does_not_read_its_doorbell_any_more_is_lost(run: Run) -> No
         await mortal.live()
         mortal.doorbell.close()
         mortal.arena.ring(1, 0, 0)
-        assert mortal.told == [], "not inside ring"
+        assert mortal.ends == [], "not inside ring"
         await settle()
-        assert (mortal.told, mortal.causes) == ([("lost", 1)], ["nobody reads its doorbell any more"])
+        assert (mortal.ends, mortal.causes) == ([("lost", 1)], ["nobody reads its doorbell any more"])
         await mortal.end()
 
     run(main())
 
 
-def test_nobody_is_told_of_anything_after_the_end(run: Run) -> None:
+def test_nothing_is_reported_after_the_end(run: Run) -> None:
     async def main() -> None:
         mortal = Mortal()
         await mortal.live()
@@ -329,7 +329,7 @@ def test_nobody_is_told_of_anything_after_the_end(run: Run) -> None:
         mortal.process.kill()
         await mortal.process.wait()
         await settle()
-        assert mortal.told == []
+        assert mortal.ends == []
         await mortal.end()
 
     run(main())

@@ -104,7 +104,7 @@ async def test_a_farewell_comes_after_as_much_of_what_waits_as_fits_or_finds_the
     assert messages == [(ME, 0, len(first) + place) for place in range(len(messages))]
 
 
-async def test_a_farewell_comes_after_all_that_was_said(doorbell: Doorbell) -> None:
+async def test_a_farewell_comes_after_all_that_was_sent(doorbell: Doorbell) -> None:
     bell = bell_of(doorbell, keeps=True)
     bell.ring(ME, 1, 2)
     bell.ring_last(ME)
@@ -115,17 +115,17 @@ async def test_a_farewell_comes_after_all_that_was_said(doorbell: Doorbell) -> N
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-async def test_that_nobody_reads_any_more_is_told_once(keeps: bool) -> None:
+async def test_that_nobody_reads_any_more_is_reported_once(keeps: bool) -> None:
     doorbell = Doorbell()
-    told: list[str] = []
-    bell = bell_of(doorbell, keeps=keeps, on_broken=lambda: told.append("broken"))
+    reports: list[str] = []
+    bell = bell_of(doorbell, keeps=keeps, on_broken=lambda: reports.append("broken"))
     doorbell.close()
     bell.ring(ME, 0, 0)
     bell.ring(ME, 0, 1)
-    assert told == ["broken"]
+    assert reports == ["broken"]
 
 
-async def test_that_nobody_reads_any_more_is_told_of_a_bell_that_waits() -> None:
+async def test_that_nobody_reads_any_more_is_reported_of_a_bell_that_waits() -> None:
     doorbell = Doorbell()
     shrink(doorbell)
     broken = asyncio.Event()

@@ -24,7 +24,7 @@ from asyncpar.net.arena.formation_machine import Rendezvous, SegmentOffer
 from asyncpar.net.arena.packet_socket import open_socket
 from asyncpar.net.arena.segment import HEADER_BYTES
 from asyncpar.net.arena.settings import ArenaSettings
-from tests.net.arena.conftest import SECRET, SETTINGS, Ranks, Run, Told, settle
+from tests.net.arena.conftest import SECRET, SETTINGS, Events, Ranks, Run, settle
 from tests.soak import chosen
 
 REQUIRED = replace(SETTINGS, required=True)
@@ -210,7 +210,7 @@ def test_different_settings_make_it_none(run: Run, caplog: pytest.LogCaptureFixt
     ("changes", "problem"),
     [
         ({"nonce": bytes(32)}, "the memory is not shared"),
-        ({"heap_bytes": 4096}, "its owner said"),
+        ({"heap_bytes": 4096}, "its owner announced"),
         ({"rank": 0}, "rank 1 offered out of turn, as rank 0"),
     ],
 )
@@ -303,7 +303,7 @@ def test_a_late_rank_whose_server_listens_is_waited_for(run: Run, monkeypatch: p
     monkeypatch.setattr(rendezvous, "LOOK_SECONDS", 0.01)
 
     async def main() -> None:
-        looks = Told[None]()
+        looks = Events[None]()
 
         def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             looks.append(None)

@@ -18,10 +18,10 @@ from asyncpar.net.arena.formation_machine import (
     Formation,
     Gone,
     Ready,
-    Said,
     SegmentOffer,
+    SendVerdict,
+    Sent,
     ShareOffers,
-    TellVerdict,
     Unable,
     check_roster,
 )
@@ -51,94 +51,94 @@ def play(formation: Formation, *events: Event) -> list[Command]:
 def gathered() -> Formation:
     """Everyone has come and offered."""
     formation = Formation(RANKS)
-    play(formation, Said(2, offer(2)), Came(5), Said(5, offer(5)), Came(7), Said(7, offer(7)))
+    play(formation, Sent(2, offer(2)), Came(5), Sent(5, offer(5)), Came(7), Sent(7, offer(7)))
     return formation
 
 
 def test_when_all_have_offered_and_are_ready_there_is_an_arena() -> None:
     formation = Formation(RANKS)
-    assert play(formation, Said(2, offer(2)), Came(7), Said(7, offer(7)), Came(5)) == []
-    assert formation.handle(Said(5, offer(5))) == [ShareOffers((offer(2), offer(5), offer(7)))]
-    assert play(formation, Said(7, Ready()), Said(2, Ready())) == []
-    assert formation.handle(Said(5, Ready())) == [TellVerdict(5, GO), TellVerdict(7, GO), Conclude(GO)]
+    assert play(formation, Sent(2, offer(2)), Came(7), Sent(7, offer(7)), Came(5)) == []
+    assert formation.handle(Sent(5, offer(5))) == [ShareOffers((offer(2), offer(5), offer(7)))]
+    assert play(formation, Sent(7, Ready()), Sent(2, Ready())) == []
+    assert formation.handle(Sent(5, Ready())) == [SendVerdict(5, GO), SendVerdict(7, GO), Conclude(GO)]
 
 
 def test_in_whatever_order_they_come_the_roster_is_shared_once_and_in_order() -> None:
     for order in permutations(RANKS):
         formation = Formation(RANKS)
-        commands = [play(formation, Came(rank), Said(rank, offer(rank))) for rank in order]
+        commands = [play(formation, Came(rank), Sent(rank, offer(rank))) for rank in order]
         assert commands == [[], [], [ShareOffers((offer(2), offer(5), offer(7)))]]
 
 
 def test_two_ranks_of_which_one_convenes_are_enough() -> None:
     formation = Formation((0, 1))
-    play(formation, Said(0, offer(0)), Came(1), Said(1, offer(1)), Said(0, Ready()))
-    assert formation.handle(Said(1, Ready())) == [TellVerdict(1, GO), Conclude(GO)]
+    play(formation, Sent(0, offer(0)), Came(1), Sent(1, offer(1)), Sent(0, Ready()))
+    assert formation.handle(Sent(1, Ready())) == [SendVerdict(1, GO), Conclude(GO)]
 
 
 @pytest.mark.parametrize("unable", RANKS)
 def test_one_rank_that_is_unable_ends_it_for_all(unable: int) -> None:
     formation = gathered()
     no = ArenaVerdict(f"rank {unable}: no memory")
-    assert formation.handle(Said(unable, Unable("no memory"))) == [TellVerdict(5, no), TellVerdict(7, no), Conclude(no)]
+    assert formation.handle(Sent(unable, Unable("no memory"))) == [SendVerdict(5, no), SendVerdict(7, no), Conclude(no)]
 
 
-def test_who_comes_after_the_end_is_told_at_once() -> None:
+def test_a_rank_that_comes_after_the_end_gets_the_verdict_at_once() -> None:
     formation = Formation(RANKS)
     no = ArenaVerdict("rank 2: no memory")
-    assert formation.handle(Said(2, Unable("no memory"))) == []
-    assert formation.handle(Came(7)) == [TellVerdict(7, no)]
-    assert formation.handle(Said(7, offer(7))) == []
-    assert formation.handle(Came(5)) == [TellVerdict(5, no), Conclude(no)]
+    assert formation.handle(Sent(2, Unable("no memory"))) == []
+    assert formation.handle(Came(7)) == [SendVerdict(7, no)]
+    assert formation.handle(Sent(7, offer(7))) == []
+    assert formation.handle(Came(5)) == [SendVerdict(5, no), Conclude(no)]
     assert play(formation, Gone(5, "closed"), Expired()) == []
 
 
 def test_a_rank_that_goes_away_ends_it_for_the_others_and_is_to_blame() -> None:
     formation = gathered()
     no = ArenaVerdict("rank 5 is gone: reset", 5)
-    assert formation.handle(Gone(5, "reset")) == [TellVerdict(7, no), Conclude(no)]
+    assert formation.handle(Gone(5, "reset")) == [SendVerdict(7, no), Conclude(no)]
 
 
 def test_a_rank_that_goes_away_before_another_comes_does_not_keep_it_waiting() -> None:
     formation = Formation(RANKS)
     no = ArenaVerdict("rank 5 is gone: reset", 5)
-    assert play(formation, Said(2, offer(2)), Came(5), Gone(5, "reset")) == []
-    assert formation.handle(Came(7)) == [TellVerdict(7, no), Conclude(no)]
+    assert play(formation, Sent(2, offer(2)), Came(5), Gone(5, "reset")) == []
+    assert formation.handle(Came(7)) == [SendVerdict(7, no), Conclude(no)]
 
 
 def test_who_does_not_come_in_time_is_named_and_to_blame() -> None:
     formation = Formation((2, 5, 7, 8))
-    play(formation, Said(2, offer(2)), Came(5), Said(5, offer(5)))
+    play(formation, Sent(2, offer(2)), Came(5), Sent(5, offer(5)))
     no = ArenaVerdict("ranks 7, 8 did not come in time", 7)
-    assert formation.handle(Expired()) == [TellVerdict(5, no), Conclude(no)]
+    assert formation.handle(Expired()) == [SendVerdict(5, no), Conclude(no)]
 
 
 def test_who_does_not_get_ready_in_time_is_named_and_to_blame() -> None:
     formation = gathered()
-    play(formation, Said(2, Ready()), Said(5, Ready()))
+    play(formation, Sent(2, Ready()), Sent(5, Ready()))
     no = ArenaVerdict("rank 7 did not get ready in time", 7)
-    assert formation.handle(Expired()) == [TellVerdict(5, no), TellVerdict(7, no), Conclude(no)]
+    assert formation.handle(Expired()) == [SendVerdict(5, no), SendVerdict(7, no), Conclude(no)]
 
 
 def test_after_a_failure_nobody_waits_beyond_the_deadline_for_those_who_never_come() -> None:
     formation = Formation(RANKS)
     no = ArenaVerdict("rank 2: no memory")
-    assert play(formation, Said(2, Unable("no memory")), Came(5)) == [TellVerdict(5, no)]
+    assert play(formation, Sent(2, Unable("no memory")), Came(5)) == [SendVerdict(5, no)]
     assert formation.handle(Expired()) == [Conclude(no)]
     assert formation.handle(Came(7)) == []
 
 
 def test_different_settings_are_quoted() -> None:
     formation = Formation(RANKS)
-    play(formation, Said(2, offer(2)), Came(7))
+    play(formation, Sent(2, offer(2)), Came(7))
     no = ArenaVerdict("the ranks have different settings: rank 2 arena=8, rank 7 arena=16")
-    assert formation.handle(Said(7, offer(7, terms="arena=16"))) == [TellVerdict(7, no)]
+    assert formation.handle(Sent(7, offer(7, terms="arena=16"))) == [SendVerdict(7, no)]
 
 
-@pytest.mark.parametrize("event", [Said(5, offer(7)), Said(5, offer(5)), Said(5, Ready())])
+@pytest.mark.parametrize("event", [Sent(5, offer(7)), Sent(5, offer(5)), Sent(5, Ready())])
 def test_a_rank_that_speaks_out_of_turn_ends_it_and_is_to_blame(event: Event) -> None:
     formation = Formation(RANKS)
-    play(formation, Said(2, offer(2)), Came(5), Said(5, offer(5)), Came(7))
+    play(formation, Sent(2, offer(2)), Came(5), Sent(5, offer(5)), Came(7))
     finish = formation.handle(event)[-1]
     assert isinstance(finish, Conclude)
     assert "out of turn" in finish.verdict.problem
@@ -147,20 +147,20 @@ def test_a_rank_that_speaks_out_of_turn_ends_it_and_is_to_blame(event: Event) ->
 
 def test_being_ready_twice_ends_it() -> None:
     formation = gathered()
-    finish = play(formation, Said(5, Ready()), Said(5, Ready()))[-1]
+    finish = play(formation, Sent(5, Ready()), Sent(5, Ready()))[-1]
     assert finish == Conclude(ArenaVerdict("rank 5 was ready out of turn", 5))
 
 
 def test_nothing_changes_a_verdict() -> None:
     formation = gathered()
-    play(formation, *(Said(rank, Ready()) for rank in RANKS))
-    assert play(formation, Gone(5, "reset"), Said(7, Unable("oh")), Expired(), Came(5)) == []
+    play(formation, *(Sent(rank, Ready()) for rank in RANKS))
+    assert play(formation, Gone(5, "reset"), Sent(7, Unable("oh")), Expired(), Came(5)) == []
 
 
 def test_a_long_problem_is_cut_to_what_a_message_carries() -> None:
     formation = Formation((0, 1))
     formation.handle(Came(1))
-    finish = formation.handle(Said(1, Unable("x" * MAX_PROBLEM_CHARACTERS)))[-1]
+    finish = formation.handle(Sent(1, Unable("x" * MAX_PROBLEM_CHARACTERS)))[-1]
     assert isinstance(finish, Conclude)
     assert len(finish.verdict.problem) == MAX_PROBLEM_CHARACTERS
 

@@ -86,13 +86,13 @@ async def test_a_message_that_is_too_long_is_refused(ends: tuple[socket.socket, 
         await PacketSocket(ends[1]).receive()
 
 
-async def test_the_end_of_the_connection_is_told(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_the_end_of_the_connection_is_reported(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[0].close()
     with pytest.raises(ConnectionResetError, match="was closed"):
         await PacketSocket(ends[1]).receive()
 
 
-async def test_what_was_said_before_a_hasty_end_is_still_heard(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_what_was_sent_before_a_hasty_end_is_still_received(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[1].send(b"never read")
     PacketSocket(ends[0]).send_now(ArenaVerdict("no"))
     ends[0].close()

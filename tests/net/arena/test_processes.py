@@ -65,9 +65,9 @@ def memory_files(pid: int | None = None) -> set[int]:
 async def test_three_processes_meet_and_share_memory() -> None:
     async with processes(3) as ranks:
         for rank in ranks:
-            said = await rank.next()
-            assert (said["formed"], said["members"]) == (True, [0, 1, 2])
-            assert said["may_spin"] is (min(len(usable_cores()), core_quota()) >= 3)
+            report = await rank.next()
+            assert (report["formed"], report["members"]) == (True, [0, 1, 2])
+            assert report["may_spin"] is (min(len(usable_cores()), core_quota()) >= 3)
         command(ranks[0], "write 41")
         command(ranks[0], "ring 1")
         assert await ranks[1].next() == {"rang": [[0, 7, 8]], "words": [41, 0, 0]}
@@ -123,9 +123,9 @@ async def test_a_rank_killed_while_it_forms_keeps_nobody_waiting(victim: int, li
             await ranks[victim].next()
         ranks[victim].kill()
         for rank in ranks:
-            said: dict[str, object] = {}
-            while rank.rank != victim and "ended" not in said:
-                said = await rank.next()
+            report: dict[str, object] = {}
+            while rank.rank != victim and "ended" not in report:
+                report = await rank.next()
         await asyncio.gather(*(rank.process.wait() for rank in ranks))
 
 

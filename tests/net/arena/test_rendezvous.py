@@ -36,7 +36,7 @@ def test_no_two_meetings_share_an_address() -> None:
     assert rendezvous.address == Rendezvous.of(world("a", "a"), 1, secret=SECRET).address
 
 
-def test_an_address_is_abstract_and_fits_and_tells_nothing() -> None:
+def test_an_address_is_abstract_and_fits_and_reveals_nothing() -> None:
     address = Rendezvous.of(world("a", "a"), 0, secret=SECRET).address
     assert address.startswith(b"\0asyncpar-")
     assert len(address) <= 108

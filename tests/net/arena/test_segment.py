@@ -87,8 +87,8 @@ def test_a_segment_that_shows_another_number_is_not_the_owners(owner: Segment) -
         open_as_peer(owner, nonce=bytes(NONCE_BYTES))
 
 
-def test_a_segment_of_another_size_than_its_owner_said_is_refused(owner: Segment) -> None:
-    with pytest.raises(ProtocolError, match=f"has {CONTROL + HEAP} bytes, its owner said {CONTROL + HEAP * 2}"):
+def test_a_segment_of_another_size_than_its_owner_announced_is_refused(owner: Segment) -> None:
+    with pytest.raises(ProtocolError, match=f"has {CONTROL + HEAP} bytes, its owner announced {CONTROL + HEAP * 2}"):
         open_as_peer(owner, heap_bytes=HEAP * 2)
 
 

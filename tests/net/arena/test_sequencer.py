@@ -95,7 +95,7 @@ class Group:
 def test_what_all_have_announced_is_complete_in_the_order_in_which_that_came_about() -> None:
     roll = Readiness(3)
     for place, entry in ((0, A), (1, B), (0, B), (2, B), (1, A), (2, C), (2, A)):
-        roll.hear(place, entry)
+        roll.record(place, entry)
     assert list(roll.complete) == [B, A]
     assert (roll.absent(A), roll.absent(C), roll.absent(NAMED | 9)) == ([], [0, 1], [0, 1, 2])
 
@@ -103,24 +103,24 @@ def test_what_all_have_announced_is_complete_in_the_order_in_which_that_came_abo
 def test_what_was_taken_back_is_forgotten() -> None:
     roll = Readiness(2)
     for number in range(1000):
-        roll.hear(1, NAMED | number)
-        roll.hear(1, number)
+        roll.record(1, NAMED | number)
+        roll.record(1, number)
     assert len(roll) == 0
-    roll.hear(0, A)
+    roll.record(0, A)
     assert roll.absent(A) == [1]
 
 
 def test_one_that_takes_it_back_does_not_take_it_from_the_others() -> None:
     roll = Readiness(3)
     for place, entry in ((0, A), (1, A), (0, A ^ NAMED), (2, A)):
-        roll.hear(place, entry)
+        roll.record(place, entry)
     assert (list(roll.complete), roll.absent(A)) == ([], [0])
 
 
 def test_what_is_complete_cannot_be_taken_back() -> None:
     roll = Readiness(2)
     for place, entry in ((0, A), (1, A), (1, A ^ NAMED)):
-        roll.hear(place, entry)
+        roll.record(place, entry)
     assert list(roll.complete) == [A]
 
 
@@ -136,7 +136,7 @@ def test_turns_are_given_to_what_all_have_announced(polls: bool) -> None:
     assert group.turns == [[B, A]] * 3
 
 
-def test_without_polling_a_rank_knows_what_it_was_told_and_no_more() -> None:
+def test_without_polling_a_rank_knows_what_it_has_received_and_no_more() -> None:
     group = Group(2, polls=False)
     group.sequencers[0].announce([A])
     group.sequencers[1].announce([A])

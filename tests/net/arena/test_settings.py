@@ -81,7 +81,7 @@ def test_a_deadline_is_positive() -> None:
         ArenaSettings(polls=True, seconds=0.0)
 
 
-def test_the_terms_tell_settings_apart() -> None:
+def test_the_terms_distinguish_settings() -> None:
     settings = [read(), read(BYTES="16M"), read(WAIT="doorbell"), read(BYTES="off")]
     assert len({one.terms for one in settings}) == len(settings)
     assert read(BYTES="off", WAIT="doorbell").terms == read(BYTES="0").terms

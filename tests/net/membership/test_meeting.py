@@ -127,7 +127,9 @@ async def test_ranks_without_a_common_directory_meet_at_an_address(tmp_path: Pat
 async def test_a_rank_0_that_never_tells_is_named_with_what_to_change(tmp_path: Path) -> None:
     environment = {**by_note(tmp_path / "notes"), "ASYNCPAR_RENDEZVOUS_TIMEOUT": "0.2"}
     async with AsyncExitStack() as stack:
-        with pytest.raises(LaunchError, match=r"rank 1: rank 0 did not tell in .*notes.* there is none; is the dir.*"):
+        with pytest.raises(
+            LaunchError, match=r"rank 1: rank 0 did not publish its address in .*notes.* there is none; is the dir.*"
+        ):
             await meet(stack, place(1), environment)
 
 

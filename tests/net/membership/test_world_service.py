@@ -104,9 +104,9 @@ def test_newcomers_of_another_version_or_with_a_name_that_is_taken_are_refused()
 def test_a_full_disk_ends_the_agent_with_an_error_that_says_so() -> None:
     async def talk(service: WorldService, _: Silent, disk: FullDisk) -> None:
         disk.is_full = True
-        service.tell(HostDraining("a"))  # no change of what is agreed on
+        service.report(HostDraining("a"))  # no change of what is agreed on
         terms = WorldTerms(least_hosts=1, most_hosts=1, members=1)
-        service.tell(JobOpened(number=1, terms=terms, record=b""))
+        service.report(JobOpened(number=1, terms=terms, record=b""))
         with pytest.raises(VoteFileError, match="cannot be stored: No space left on device"):
             async for _command in service.commands:
                 pass
@@ -119,6 +119,26 @@ def test_a_newcomer_without_anybody_to_join_says_where_it_looked() -> None:
         votes = VoteFile(Path("votes"), job="agents", disk=FullDisk())
         service = WorldService(name="b", network=Silent(), join=("x:1",), votes=votes)
         with pytest.raises(LaunchError, match=r"--join: no agent answers at x:1 \(refused\), for 6 s"):
+            await service.start()
+
+    run_virtual(run())
+
+
+class FarLeader(Silent):
+    """Agents of which one answers, with the address of a leader that does not."""
+
+    async def ask(self, address: str, request: pb.EnterRequest) -> pb.EnterReply:
+        if address == "x:1":
+            return pb.EnterReply(leader_address="far:1")
+        return await super().ask(address, request)
+
+
+def test_a_newcomer_that_does_not_reach_the_leader_says_who_named_it() -> None:
+    async def run() -> None:
+        votes = VoteFile(Path("votes"), job="agents", disk=FullDisk())
+        service = WorldService(name="b", network=FarLeader(), join=("x:1",), votes=votes)
+        named = r"no agent answers at far:1 \(refused\), where the leader is by what the agent at x:1 knows"
+        with pytest.raises(LaunchError, match=named):
             await service.start()
 
     run_virtual(run())
@@ -172,7 +192,7 @@ def test_it_does_not_wait_for_others_that_are_gone() -> None:
 def test_it_does_not_wait_when_it_is_asked_again() -> None:
     async def talk(service: WorldService, network: Silent, _: FullDisk) -> None:
         task, began = await leaving(service, network)
-        service.leave_unheard()
+        service.leave_at_once()
         assert await task == pytest.approx(began + 1.0)
 
     conversation(talk)

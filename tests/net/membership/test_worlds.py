@@ -40,13 +40,13 @@ from asyncpar.net.membership.world_messages import (
     WorldTerms,
 )
 from asyncpar.net.membership.worlds import (
-    HostTold,
+    CommandHosts,
+    HostReported,
     LeaderCommand,
     NodeGone,
     NodeJoined,
     ProposeState,
     StateDecided,
-    TellHosts,
     VotersDue,
     WorldMachine,
     WorldTick,
@@ -80,7 +80,7 @@ class Talk:
                     self.held = state
                     if not self.holds:
                         self.decide()
-                case TellHosts(told):
+                case CommandHosts(told):
                     self.heard.append(told)
 
     def decide(self) -> None:
@@ -90,7 +90,7 @@ class Talk:
 
     def tell(self, host: str, *events: HostEvent) -> None:
         for event in events:
-            self.obey(self.machine.handle(HostTold(f"{host}#1", event), now=self.now))
+            self.obey(self.machine.handle(HostReported(f"{host}#1", event), now=self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -667,7 +667,7 @@ def lose(talk: Talk, start: int) -> None:
     member = f"b/0/{start}"
     arrived = MemberArrived(member=member, host="b", lineage=ZERO)
     for event in (arrived, MemberProgressed(member, ZERO)):
-        talk.obey(talk.machine.handle(HostTold(f"b#{start + 1}", event), now=talk.now))
+        talk.obey(talk.machine.handle(HostReported(f"b#{start + 1}", event), now=talk.now))
 
 
 def flap(least: int) -> Talk:

@@ -79,7 +79,7 @@ def test_other_job_names_are_fine(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["h#0a1b", "host-1/0/0a1b", "a@b"])
 @pytest.mark.parametrize("role", ROLES)
-def test_a_name_with_a_role_tells_it_and_one_without_tells_none(name: str, role: Role) -> None:
+def test_a_name_with_a_role_shows_it_and_one_without_shows_none(name: str, role: Role) -> None:
     assert role_in(add_role(name, role)) == role
     assert add_role(name, role).startswith(name)
     assert add_role(name, None) == name

@@ -39,12 +39,12 @@ def test_the_parties_of_a_directory_are_listed(home: Path) -> None:
     assert list_roles(home) == [agent_role(0), COORDINATOR, rank_role(0), rank_role(1)]
 
 
-def test_a_rank_without_a_certificate_is_told_who_has_one(home: Path) -> None:
+def test_a_rank_without_a_certificate_learns_which_has_one(home: Path) -> None:
     with pytest.raises(UsageError, match=r"has none for rank 2 \(only for the ranks 0, 1\); .* how many ranks"):
         read_certificates(home, rank_role(2), now=NOW)
 
 
-def test_a_directory_of_something_else_is_told_apart(tmp_path: Path) -> None:
+def test_a_directory_of_something_else_is_recognized(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has none for rank 0; is it a directory that `asyncpar certs init` made"):
         read_certificates(tmp_path, rank_role(0), now=NOW)
     with pytest.raises(UsageError, match=r"nowhere cannot be read: No such file or directory"):

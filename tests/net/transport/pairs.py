@@ -30,12 +30,12 @@ def protections(terms: LinkTerms = TERMS, *, may_damage: bool = True) -> tuple[P
     """Return the protections of dialer and listener, as after the handshake for ``terms``."""
     dialer = Handshake.dial(terms, secret=SECRET, nonce=bytes(NONCE_BYTES))
     listener = Handshake.listen(lambda _: terms, secret=SECRET, nonce=bytes(NONCE_BYTES))
-    challenge = _tell(listener, dialer.opening)
-    _tell(listener, _tell(dialer, challenge))
+    challenge = _deliver(listener, dialer.opening)
+    _deliver(listener, _deliver(dialer, challenge))
     return Protection(dialer, may_damage=may_damage), Protection(listener, may_damage=may_damage)
 
 
-def _tell(side: Handshake, message: bytes) -> bytes:
+def _deliver(side: Handshake, message: bytes) -> bytes:
     side.buffer()[:] = message
     return side.advance(len(message))
 

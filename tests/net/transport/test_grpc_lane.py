@@ -158,7 +158,7 @@ async def test_closing_sends_all_frames_and_then_the_last_chunk() -> None:
         assert events.losses == []
 
 
-async def tell_positions(stream: PlayedStream, seconds: int) -> None:
+async def send_positions(stream: PlayedStream, seconds: int) -> None:
     """Be a peer that says once a second what it has consumed: nothing more."""
     for number in range(seconds):
         stream.incoming.put_nowait(credit(0, number))
@@ -172,7 +172,7 @@ def test_chunks_that_the_peer_does_not_get_lose_the_lane_even_if_the_window_is_f
     async def scenario() -> None:
         async with running(may_damage=True) as (lane, stream, events):
             lane.send(*frame(0, bytes(length)))
-            await tell_positions(stream, limit)
+            await send_positions(stream, limit)
             cause = r"damaged link: grpc lane: of \d+ bytes that were sent only 0 have come"
             assert [bool(re.match(cause, loss)) for loss in events.losses] == [True]
             assert sum(len(chunk) > 8 for chunk in stream.written) == chunks

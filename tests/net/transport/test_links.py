@@ -355,38 +355,38 @@ async def test_a_loss_ends_everything_that_pends_and_everything_new() -> None:
         assert operations(other).lost == [0]
 
 
-async def test_when_a_link_breaks_everybody_agrees_which_side_is_lost_and_hears_it_once() -> None:
+async def test_when_a_link_breaks_everybody_agrees_which_side_is_lost_and_learns_it_once() -> None:
     async with open_world(4) as ranks:
-        heard: list[tuple[int, int]] = []
+        reported: list[tuple[int, int]] = []
         for links in ranks:
-            links.add_loss_listener(lambda rank, _, links=links: heard.append((links.rank, rank)))  # type: ignore[misc]
+            links.add_loss_listener(lambda rank, _, links=links: reported.append((links.rank, rank)))  # type: ignore[misc]
             for other in ranks[links.rank + 1 :]:
                 await link_up(links, other)
         cut(ranks[0], 3)  # rank 3 is the first to notice
-        assert sorted(heard) == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)]
+        assert sorted(reported) == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)]
         assert "reported by rank 3" in str(ranks[1].lost[0])
-        assert "holds this rank, 0, for lost" in str(ranks[0].lost[1])
+        assert "has declared this rank, 0, lost" in str(ranks[0].lost[1])
 
 
-async def test_a_flood_of_notices_is_told_once() -> None:
+async def test_a_flood_of_notices_is_reported_once() -> None:
     async with open_world(3) as ranks:
         await link_up(ranks[0], ranks[1])
-        heard: list[int] = []
-        ranks[1].add_loss_listener(lambda rank, _: heard.append(rank))
+        reported: list[int] = []
+        ranks[1].add_loss_listener(lambda rank, _: reported.append(rank))
         for _ in range(1000):
             ranks[0].control(1, FrameKind.NOTICE, Key(0, 2, 0), b"gone")
             ranks[0].control(1, FrameKind.NOTICE, Key(0, 77, 0), b"nobody")
-        assert heard == [2]
+        assert reported == [2]
         ranks[0].control(1, FrameKind.NOTICE, Key(0, 1, 0), b"you yourself")
         ranks[0].control(1, FrameKind.NOTICE, Key(0, 1, 0), b"you yourself")
-        assert heard == [2, 0]
+        assert reported == [2, 0]
 
 
 async def test_who_leaves_is_not_a_failure_and_what_it_sent_can_still_be_received() -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
-        heard: list[int] = []
-        other.add_loss_listener(lambda rank, _: heard.append(rank))
+        reported: list[int] = []
+        other.add_loss_listener(lambda rank, _: reported.append(rank))
         one.link(1).send(Key(1, 0, 0), 0, memoryview(b"last"))
         waiter = other.link(0).post(Key(1, 1, 0), 0, memoryview(bytearray(4)))
         await one.close()
@@ -398,7 +398,7 @@ async def test_who_leaves_is_not_a_failure_and_what_it_sent_can_still_be_receive
             await waiter
         with pytest.raises(PeerLost, match="it left the world"):
             other.link(0).send(Key(1, 2, 0), 0, memoryview(b"x"))
-        assert heard == [0]
+        assert reported == [0]
         assert operations(other).lost == []
         assert operations(one).lost == []
 
@@ -422,7 +422,7 @@ async def test_a_closed_node_refuses_everything_at_once() -> None:
         one.control(1, FrameKind.PROBE, Key(1, 0, 0))
 
 
-async def test_the_owner_of_the_operations_is_told_once_that_this_rank_leaves() -> None:
+async def test_the_owner_of_the_operations_is_notified_once_that_this_rank_leaves() -> None:
     async with open_world(2) as (one, _):
         await one.close()
         await one.close()

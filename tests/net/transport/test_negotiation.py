@@ -132,11 +132,11 @@ async def test_a_host_that_does_not_answer_is_lost_in_bounded_time(monkeypatch: 
 async def test_something_else_that_listens_at_the_address_is_not_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negotiation, "CROWDED_SECONDS", 0.3)
 
-    async def say_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example.com\r\n")
         writer.close()
 
-    server = await asyncio.start_server(say_hello, "127.0.0.1", 0)
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server, open_world(None, None) as (one, _):
         world = replace(one.links.world, members=(one.links.world.members[0], Member(rank=1, address=address)))
@@ -258,9 +258,9 @@ async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
             await exchange(ranks[0].links, ranks[1].links)
             await exchange(ranks[0].links, ranks[2].links)
             assert ranks[0].links.lane_kind(1) == ranks[2].links.lane_kind(0) == "grpc"
-    told = [record.message for record in caplog.records if "gRPC stream is used instead" in record.message]
-    assert 1 <= len(told) <= 2
-    assert "no TCP connection to 127.0.0.1" in told[0]
+    logged = [record.message for record in caplog.records if "gRPC stream is used instead" in record.message]
+    assert 1 <= len(logged) <= 2
+    assert "no TCP connection to 127.0.0.1" in logged[0]
 
 
 async def test_ranks_of_other_hosts_take_tcp_and_those_of_one_host_its_unix_socket() -> None:
@@ -293,9 +293,11 @@ async def test_tcp_stands_in_when_a_rank_of_the_host_has_no_unix_socket_here(
             await exchange(ranks[0].links, ranks[1].links)
             await exchange(ranks[0].links, ranks[2].links)
             assert ranks[0].links.lane_kind(1) == ranks[2].links.lane_kind(0) == "tcp"
-    told = [record.message for record in caplog.records if "TCP is used instead (reported once)" in record.message]
-    assert 1 <= len(told) <= 2
-    assert "no Unix-socket connection, although it is on the same host (Connection refused: it has ended, or" in told[0]
+    logged = [record.message for record in caplog.records if "TCP is used instead (reported once)" in record.message]
+    assert 1 <= len(logged) <= 2
+    assert (
+        "no Unix-socket connection, although it is on the same host (Connection refused: it has ended, or" in logged[0]
+    )
 
 
 async def test_a_rank_that_has_ended_is_lost_without_a_word_about_what_is_used_instead(
@@ -362,8 +364,8 @@ async def test_where_unix_sockets_cannot_be_opened_tcp_is_used_unless_they_are_p
             other.join()
             await exchange(one.links, other.links)
             assert one.links.lane_kind(1) == other.links.lane_kind(0) == "tcp"
-    told = {record.message for record in caplog.records if record.name.startswith("asyncpar")}
-    assert told == {
+    logged = {record.message for record in caplog.records if record.name.startswith("asyncpar")}
+    assert logged == {
         "Unix sockets do not work here ([Errno 1] Operation not permitted); TCP is used between ranks of this host"
     }
     with pytest.raises(UsageError, match="shm is pinned, but Unix sockets do not work here"):
@@ -394,7 +396,7 @@ async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypat
     ],
 )
 @pytest.mark.parametrize("dialer", [0, 1])
-async def test_a_rank_that_waits_for_a_pinned_lane_hears_at_once_that_it_does_not_get_through(
+async def test_a_rank_that_waits_for_a_pinned_lane_learns_at_once_that_it_does_not_get_through(
     monkeypatch: pytest.MonkeyPatch, transport: str, failure: Exception, dialer: int
 ) -> None:
     is_dialed, is_awaited = asyncio.Event(), asyncio.Event()
@@ -420,7 +422,7 @@ async def test_a_rank_that_waits_for_a_pinned_lane_hears_at_once_that_it_does_no
     assert f"it cannot connect to rank {listener}: {other.cause}" in str(error)
 
 
-async def test_a_rank_that_waits_for_a_pinned_lane_hears_of_any_error_of_its_dialer(
+async def test_a_rank_that_waits_for_a_pinned_lane_learns_of_any_error_of_its_dialer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def broken(*_args: object, **_keywords: object) -> StreamLane:
@@ -436,7 +438,7 @@ async def test_a_rank_that_waits_for_a_pinned_lane_hears_of_any_error_of_its_dia
     assert all("AuthenticationError: the peer could not prove" in str(error) for error in errors)
 
 
-async def test_a_rank_that_was_told_that_its_dialer_gave_up_waits_and_keeps_connections_no_longer(
+async def test_a_rank_that_learnt_that_its_dialer_gave_up_waits_and_keeps_connections_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dial = dial_tcp

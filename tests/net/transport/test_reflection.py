@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 import asyncpar as ap
-from asyncpar.net.transport.reflection import REFLECTION
+from asyncpar.net.transport.serving import REFLECTION
 from tests.test_node_serving import add_echo
 
 reflection_pb2 = pytest.importorskip(
@@ -74,14 +74,14 @@ async def test_what_is_not_there_is_not_found() -> None:
     assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-async def test_nobody_is_told_anything_without_the_token() -> None:
+async def test_nobody_gets_an_answer_without_the_token() -> None:
     async with asked(has_token=False) as ask:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(list_services="")
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_without_the_package_callers_are_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_callers_learn_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asked() as ask:
         monkeypatch.setitem(sys.modules, "grpc_reflection.v1alpha", None)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

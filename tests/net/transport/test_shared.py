@@ -175,8 +175,8 @@ async def test_a_message_that_is_taken_back_before_it_began_never_comes() -> Non
 def test_a_message_that_has_begun_goes_out_as_it_was_and_later_ones_can_be_taken_back() -> None:
     async def scenario() -> None:
         heap = bytearray(START + CHUNKS * CHUNK_BYTES)
-        told: list[int] = []
-        exporter = Exporter(Memory(0, {0: heap}), lambda kind, key, fingerprint, offset: told.append(offset))
+        announced: list[int] = []
+        exporter = Exporter(Memory(0, {0: heap}), lambda kind, key, fingerprint, offset: announced.append(offset))
         assert exporter.is_ready()
         buffer, arrived = bytearray(pattern(LARGE)), bytearray()
         first = exporter.send(Key(MESSAGE_GROUP, 0, 0), memoryview(buffer))
@@ -189,7 +189,7 @@ def test_a_message_that_has_begun_goes_out_as_it_was_and_later_ones_can_be_taken
         assert not second.release()
         buffer[:] = bytes(LARGE)
         while len(arrived) < LARGE + 10:
-            offset = told.pop(0)
+            offset = announced.pop(0)
             arrived += heap[offset : offset + min(CHUNK_BYTES, max(LARGE - len(arrived), 10))]
             exporter.freed(offset)
         assert arrived == pattern(LARGE) + b"y" * 10
@@ -201,16 +201,16 @@ def test_a_message_that_has_begun_goes_out_as_it_was_and_later_ones_can_be_taken
 
 
 async def test_chunks_are_taken_when_none_is_free_and_only_so_many() -> None:
-    memory, told = Memory(0, {0: bytearray(START + CHUNKS * CHUNK_BYTES)}), list[int]()
-    exporter = Exporter(memory, lambda kind, key, fingerprint, offset: told.append(offset))
+    memory, announced = Memory(0, {0: bytearray(START + CHUNKS * CHUNK_BYTES)}), list[int]()
+    exporter = Exporter(memory, lambda kind, key, fingerprint, offset: announced.append(offset))
     assert exporter.is_ready()
     exporter.send(Key(MESSAGE_GROUP, 0, 0), memoryview(bytes(CHUNK_BYTES)))
-    exporter.freed(told.pop())
+    exporter.freed(announced.pop())
     exporter.send(Key(MESSAGE_GROUP, 1, 0), memoryview(bytes(CHUNK_BYTES)))
     assert memory.taken == 1
     exporter.send(Key(MESSAGE_GROUP, 2, 0), memoryview(bytes(LARGE)))
     assert memory.taken == CHUNKS
-    assert len(set(told)) == CHUNKS
+    assert len(set(announced)) == CHUNKS
 
 
 async def test_one_chunk_is_enough_where_there_is_no_memory_for_more() -> None:

@@ -255,7 +255,7 @@ def tcp_info(*, retransmits: int = 0, probes: int = 0, silent_milliseconds: int 
         ([b""] * 3, [False, False, False]),  # no such thing on this platform
     ],
 )
-def test_a_peer_is_dead_when_the_kernel_keeps_asking_and_hears_nothing(
+def test_a_peer_is_dead_when_the_kernel_keeps_asking_and_gets_no_answer(
     states: list[bytes], verdicts: list[bool]
 ) -> None:
     remaining = iter(states)

@@ -123,7 +123,7 @@ async def test_a_client_whose_certificate_will_not_do_learns_that_it_is_refused(
             await check_tls(address, own, rank_role(2))
 
 
-async def test_a_client_without_certificates_is_told_to_get_some(parties: Parties) -> None:
+async def test_a_client_without_certificates_is_advised_to_get_some(parties: Parties) -> None:
     own = Credentials(SECRET)
     async with serving(parties.credentials(rank_role(2))) as address:
         assert await check_health(address, own, rank_role(2)) is grpc.StatusCode.UNAVAILABLE
@@ -131,7 +131,7 @@ async def test_a_client_without_certificates_is_told_to_get_some(parties: Partie
             await check_tls(address, own, rank_role(2))
 
 
-async def test_a_server_without_certificates_is_told_apart(parties: Parties) -> None:
+async def test_a_server_without_certificates_is_recognized(parties: Parties) -> None:
     own = parties.credentials(rank_role(0))
     async with serving(Credentials(SECRET)) as address:
         assert await check_health(address, own, rank_role(2)) is grpc.StatusCode.UNAVAILABLE

@@ -147,7 +147,7 @@ async def test_an_impostor_at_a_ranks_address_is_named_at_once(
 
 
 @pytest.mark.parametrize("dialer", [0, 1])
-async def test_ranks_with_certificates_of_two_runs_are_told_so(
+async def test_ranks_with_certificates_of_two_runs_get_the_reason(
     credentials: list[Credentials], tmp_path: Path, dialer: int
 ) -> None:
     other = Credentials(SECRET, certify(authority_now(), rank_role(1), tmp_path / "other"))
@@ -160,7 +160,9 @@ async def test_ranks_with_certificates_of_two_runs_are_told_so(
 
 
 @pytest.mark.parametrize("bare", [0, 1])
-async def test_a_rank_without_certificates_among_others_is_told_so(credentials: list[Credentials], bare: int) -> None:
+async def test_a_rank_without_certificates_among_others_gets_a_reason(
+    credentials: list[Credentials], bare: int
+) -> None:
     mixed = [Credentials(SECRET) if rank == bare else credentials[rank] for rank in range(2)]
     async with open_world(None, None, credentials=mixed, job=JOB) as ranks:
         for rank in ranks:

@@ -57,7 +57,7 @@ async def run(*command: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=20)
 
 
-async def test_a_process_of_another_user_gets_no_byte_and_the_reason_is_told() -> None:
+async def test_a_process_of_another_user_gets_no_byte_and_the_reason_is_reported() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can start a process of another user")
     async with Door() as door:

@@ -257,7 +257,7 @@ def test_an_unknown_time_zone_is_named() -> None:
         decode_payload(payload)
 
 
-def test_members_of_enumerations_are_told_from_their_values_in_keys() -> None:
+def test_members_of_enumerations_are_distinguished_from_their_values_in_keys() -> None:
     class Key(enum.Enum):
         A = "a"
 
