@@ -78,7 +78,7 @@ class Comparison:
         self._exchange: OwedCollective[NDArray[np.uint8]] = OwedCollective(
             lambda: communicator.all_gather(own, key=key)
         )
-        self._everything: OwedCollective[list[dict[str, list[str]]]] = OwedCollective(self._exchange_lines)
+        self._gathering: OwedCollective[list[dict[str, list[str]]]] = OwedCollective(self._exchange_lines)
 
     async def run(self) -> int:
         """Return the latest epoch of all ranks, 0 without one.
@@ -91,8 +91,8 @@ class Comparison:
         gathered = await self._exchange.run()
         rows = gathered[:, self._head :]
         if not ((rows == rows[0]).all() or self._are_equal(rows)):
-            everything = await self._everything.run()
-            difference = find_difference(everything, self._partitions, self._communicator.ranks)
+            lines = await self._gathering.run()
+            difference = find_difference(lines, self._partitions, self._communicator.ranks)
             assert difference is not None, "hashes differ, so lines do"
             raise SettingsDiffer(str(difference))
         self._is_over = True
@@ -102,7 +102,7 @@ class Comparison:
         """Abort, on all ranks, the parts of the comparison that this rank has not begun.  Does not wait."""
         if not self._is_over:
             self._exchange.close()
-            self._everything.close()
+            self._gathering.close()
 
     def _exchange_lines(self) -> Coroutine[Any, Any, list[dict[str, list[str]]]]:
         lines = {kind: list(self._lines.get(kind, ())) for kind in self._partitions}
@@ -127,16 +127,16 @@ def digest_of(lines: Sequence[str]) -> bytes:
     return hashlib.sha256("\n".join(lines).encode(errors="replace")).digest()[:DIGEST_BYTES]
 
 
-def find_difference(everything: Sequence[Lines], partitions: Partitions, names: Sequence[int]) -> Difference | None:
+def find_difference(gathered: Sequence[Lines], partitions: Partitions, names: Sequence[int]) -> Difference | None:
     """Return the first difference between the lines of two ranks of one group; None if there is none.
 
     ``names`` are the numbers of the ranks to use in the message.
     """
     for kind, groups in partitions.items():
         for group in groups:
-            first = everything[group[0]][kind]
+            first = gathered[group[0]][kind]
             for rank in group[1:]:
-                lines = everything[rank][kind]
+                lines = gathered[rank][kind]
                 for index in range(max(len(first), len(lines))):
                     expected, got = _line(first, index), _line(lines, index)
                     if expected != got:

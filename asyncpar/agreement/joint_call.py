@@ -102,7 +102,7 @@ def _refuse(communicator: Communicator, name: str, error: UsageError) -> Corouti
         try:
             await exchange
         except AsyncparError as failure:
-            error.add_note(f"the other ranks could not be told: {failure}")
+            error.add_note(f"the other ranks could not be notified: {failure}")
         finally:
             placeholder.close()
         raise error

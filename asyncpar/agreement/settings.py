@@ -26,19 +26,19 @@ async def compare_settings(
     (compared field by field), enums, and tuples, lists and dicts of these.
     """
     lines = dict(_flatten(settings))
-    everyone: list[Lines] = await communicator.all_gather_object(lines, key=key, wanted=Lines)
-    difference = find_differences(everyone, communicator.ranks)
+    gathered: list[Lines] = await communicator.all_gather_object(lines, key=key, wanted=Lines)
+    difference = find_differences(gathered, communicator.ranks)
     if difference is not None:
         raise SettingsDiffer(f"settings: expected the same on all ranks, but {difference}")
 
 
-def find_differences(everyone: Sequence[Lines], ranks: Sequence[int]) -> str | None:
+def find_differences(gathered: Sequence[Lines], ranks: Sequence[int]) -> str | None:
     """Describe the differences between the settings of ``ranks``; None if there are none."""
-    names = dict.fromkeys(name for lines in everyone for name in lines)
+    names = dict.fromkeys(name for lines in gathered for name in lines)
     differing = []
     for name in names:
         holders: dict[str, list[int]] = {}
-        for rank, lines in zip(ranks, everyone, strict=True):
+        for rank, lines in zip(ranks, gathered, strict=True):
             holders.setdefault(lines.get(name, "not set"), []).append(rank)
         if len(holders) > 1:
             common_first = sorted(holders.items(), key=lambda item: -len(item[1]))

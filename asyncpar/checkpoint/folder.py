@@ -121,7 +121,7 @@ def log_skipped(seen: Survey) -> None:
         _LOG.warning("%s is skipped: %s", path, reason)
 
 
-def tidy(folder: Path, files: FileSystem) -> None:
+def clean_up(folder: Path, files: FileSystem) -> None:
     """Remove the remains of failed saves in ``folder``, and ensure that the last complete checkpoint is on disk.
 
     The process that saved it may have died between completing it and the last sync.

@@ -46,7 +46,7 @@ class CheckpointGroup:
     def size(self) -> int:
         return 1 if self._group is None else self._group.size
 
-    async def agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
+    async def run_on_all(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
         """Run ``work`` in a thread and return its result of each rank, each of type ``wanted``.
 
         Raises its error, after notifying the others, ``CheckpointError`` if it fails on another rank, and
@@ -56,9 +56,9 @@ class CheckpointGroup:
         self._has_begun = True
         recorder = None if self._group is None else recorder_of(self._group)
         with EventSpan(self._what, kind=EventKind.CHECKPOINT, recorder=recorder):
-            return await self._agree(work, wanted=wanted)
+            return await self._run_on_all(work, wanted=wanted)
 
-    async def _agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
+    async def _run_on_all(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
         progress = WorkProgress()
         running = asyncio.get_running_loop().run_in_executor(None, work, progress)
         try:
@@ -68,7 +68,7 @@ class CheckpointGroup:
             progress.stop()
             if isinstance(error, PeerCancelled):
                 self._has_left = True  # the failed rank has notified all others
-            self.leave(_said(error), because_of=error.rank if isinstance(error, PeerError) else None)
+            self.leave(_reason(error), because_of=error.rank if isinstance(error, PeerError) else None)
             await _ended(running)
             if isinstance(error, PeerCancelled) and error.cause not in (_CANCELLED, "cancelled"):
                 message = f"{self._what}: rank {self._place(error.rank)} failed: {error.cause}"
@@ -132,12 +132,12 @@ async def _ended(running: asyncio.Future[Any]) -> None:
     await asyncio.wait({running}, timeout=_GRACE)
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     match error:
         case asyncio.CancelledError():
             return _CANCELLED
         case AsyncparError():
             return str(error)
         case Stopped():
-            return "it was told to stop"
+            return "it was asked to stop"
     return f"{type(error).__name__}: {error}"

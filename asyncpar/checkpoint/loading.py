@@ -104,13 +104,13 @@ def _checked(folder: object, wanted: tuple[Wanted, ...], model: object, step: ob
 
 async def _load(group: CheckpointGroup, request: LoadRequest) -> Loaded:
     is_first = group.rank == 0
-    found = await group.agree(
+    found = await group.run_on_all(
         lambda progress: find_contents(request, progress) if is_first else None, wanted=Contents | None
     )
     contents = found[0]
     assert contents is not None, "rank 0 has found it, or failed"
     parts: list[LoadedPart] = []
-    await group.agree(
+    await group.run_on_all(
         lambda progress: parts.append(read_contents(request, contents, progress, rank=group.rank)), wanted=None
     )
     part = parts[0]

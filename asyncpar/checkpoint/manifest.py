@@ -163,7 +163,7 @@ def decode_marker(content: bytes, *, path: object) -> Marker:
         raise CheckpointError(f"{path}: damaged or edited: expected SHA-256 {sealed.sha256}, got {found}")
     body = sealed.content
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: this is no checkpoint: it does not call itself {FORMAT!r}")
+        raise CheckpointError(f"{path}: this is no checkpoint: its format is not {FORMAT!r}")
     version = body.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
         raise CheckpointError(

@@ -84,4 +84,4 @@ def first_difference(left: object, right: object, where: str, sides: tuple[str, 
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number that is kept")
+    raise ValueError(f"{constant} is not a finite number")

@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncpar.checkpoint.catalog import Catalog, choose, encode_holdings
 from asyncpar.checkpoint.files import FileSystem, LocalFiles
-from asyncpar.checkpoint.folder import MOST_STEPS, folder_name, remove_old, tidy, translated
+from asyncpar.checkpoint.folder import MOST_STEPS, clean_up, folder_name, remove_old, translated
 from asyncpar.checkpoint.format import load_safetensors
 from asyncpar.checkpoint.group import CheckpointGroup
 from asyncpar.checkpoint.manifest import (
@@ -118,11 +118,13 @@ def _checked(
 async def _save(group: CheckpointGroup, request: Request) -> Saved:
     saving = Saving(request=request, rank=group.rank)
     try:
-        prepared = await group.agree(saving.prepare, wanted=SavePlan)
+        prepared = await group.run_on_all(saving.prepare, wanted=SavePlan)
         check_terms([each.terms for each in prepared])
-        written = await group.agree(lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int])
+        written = await group.run_on_all(
+            lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int]
+        )
         stamps = [stamp for stamp, _ in written]
-        ends = await group.agree(
+        ends = await group.run_on_all(
             lambda progress: saving.complete(stamps, progress), wanted=tuple[list[str], str | None]
         )
     finally:
@@ -272,7 +274,7 @@ class Saving:
             if self._is_closed:
                 self._held.close()
                 raise Stopped
-            tidy(request.folder, files)
+            clean_up(request.folder, files)
             if files.has_folder(request.path):
                 raise CheckpointError(f"{request.path} is there already: remove it, or save another step")
             temporary = f"{request.path.name}.saving-{secrets.token_hex(8)}"

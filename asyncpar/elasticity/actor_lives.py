@@ -94,9 +94,11 @@ class ActorLives:
         await self._start(node, living)
         if is_new and plan.machine is not None:
             plan.machine.handle(events.ChildStarted(name), now=_now())
-        living.instance._require_context().run_soon(partial(self._tell_world, node, living, self._opened, change))
+        living.instance._require_context().run_soon(partial(self._announce_world, node, living, self._opened, change))
 
-    async def _tell_world(self, node: Node, living: LivingActor, opened: asyncio.Event, change: WorldChange) -> None:
+    async def _announce_world(
+        self, node: Node, living: LivingActor, opened: asyncio.Event, change: WorldChange
+    ) -> None:
         await opened.wait()
         if node is not self._node:
             return
@@ -142,7 +144,7 @@ class ActorLives:
         known = {name: self._failures_of(plan) for name, plan in self._plans.items()}
         return {name: failures for name, failures in known.items() if failures.ages or failures.has_given_up}
 
-    def hear(self, name: str, failures: ActorFailures) -> None:
+    def adopt_failures(self, name: str, failures: ActorFailures) -> None:
         """Adopt the record of how often the actor ``name`` has failed on other ranks."""
         plan, now = self._plans[name], _now()
         plan.has_given_up = plan.has_given_up or failures.has_given_up
@@ -157,7 +159,7 @@ class ActorLives:
         try:
             await self.snapshots.note(plan.declared.name, self._failures_of(plan))
         except (PeerError, StaleGeneration) as error:  # the next world begins with an exchange of failures
-            _LOG.info("actor %r: its mirror does not hear that it has failed: %s", plan.declared.name, error)
+            _LOG.info("actor %r: its mirror is not notified of its failure: %s", plan.declared.name, error)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 

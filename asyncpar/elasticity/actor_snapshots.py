@@ -31,20 +31,20 @@ class ActorFailures:
     has_given_up: bool = False
 
 
-HearFailures = Callable[[str, ActorFailures], None]
+AdoptFailures = Callable[[str, ActorFailures], None]
 
 
 class _Shelf(Actor):
     """Sends and receives the snapshots of one rank."""
 
-    def __init__(self, kept: dict[str, ActorSnapshot], hear: HearFailures) -> None:
+    def __init__(self, kept: dict[str, ActorSnapshot], adopt: AdoptFailures) -> None:
         self._kept = kept
-        self._hear = hear
+        self._adopt = adopt
 
     @endpoint
     async def note(self, name: str, failures: ActorFailures) -> None:
         """Record how often an actor of another rank has failed."""
-        self._hear(name, failures)
+        self._adopt(name, failures)
 
     @endpoint
     async def put(self, name: str, version: int, content: bytes) -> None:
@@ -80,9 +80,9 @@ class ActorSnapshots:
         kept = self._kept.get(name)
         return None if kept is None else kept.content
 
-    async def open(self, node: Node, hear: HearFailures) -> None:
+    async def open(self, node: Node, adopt: AdoptFailures) -> None:
         """Exchange snapshots, and records of failures of actors, with other ranks of the world of ``node``."""
-        await node.actor_system.spawn(_Shelf, self._kept, hear, name=SNAPSHOTS)
+        await node.actor_system.spawn(_Shelf, self._kept, adopt, name=SNAPSHOTS)
 
     def place(self, node: Node, placements: Mapping[str, ActorPlacement]) -> None:
         """Use the places of the actors in the world of ``node`` from now on."""

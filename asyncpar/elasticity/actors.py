@@ -163,7 +163,7 @@ class ElasticActors(JobActors):
         """
         self._is_sealed = True
         self._node = node
-        await self._lives.snapshots.open(node, self._lives.hear)
+        await self._lives.snapshots.open(node, self._lives.adopt_failures)
         ranks = await self._exchange(node)
         self.placements = self._place(ranks, node)
         await self._lives.enter(node, self.placements, change)
@@ -214,31 +214,33 @@ class ElasticActors(JobActors):
         names = dict.fromkeys([*self._plans, *snapshots])
         held = [[name, snapshots.version(name), living[name].lives_since if name in living else -1] for name in names]
         failures = {name: asdict(known) for name, known in self._lives.failures().items()}
-        everyones = await node.world.all_gather_object([self._identity, mine, held, failures], key=KEY)
-        for rank, (_, declared, _, _) in enumerate(everyones):
+        gathered = await node.world.all_gather_object([self._identity, mine, held, failures], key=KEY)
+        for rank, (_, declared, _, _) in enumerate(gathered):
             if declared != mine:
                 raise OperationMismatch(
                     f"actors: rank {node.rank} has declared {[row[0] for row in mine]}, and rank {rank} "
                     f"{[row[0] for row in declared]}; declare the same on all ranks, in one order"
                 )
-        self._hear_failures([failures for *_, failures in everyones])
+        self._adopt_failures([failures for *_, failures in gathered])
         return [
             RankActors(
                 identity=identity,
                 held=tuple(HeldActor(name=name, version=version, lives_since=since) for name, version, since in rows),
             )
-            for identity, _, rows, _ in everyones
+            for identity, _, rows, _ in gathered
         ]
 
-    def _hear_failures(self, everyones: list[dict[str, dict[str, Any]]]) -> None:
+    def _adopt_failures(self, gathered: list[dict[str, dict[str, Any]]]) -> None:
         """Adopt the records of failures of actors: for each, that of the rank which saw the last failure."""
         known: dict[str, list[ActorFailures]] = {}
-        for one in everyones:
+        for one in gathered:
             for name, fields in one.items():
                 failures = ActorFailures(**{**fields, "ages": tuple(fields["ages"])})
                 known.setdefault(name, []).append(failures)
         for name, each in known.items():
-            self._lives.hear(name, min(each, key=lambda failures: failures.ages[-1] if failures.ages else math.inf))
+            self._lives.adopt_failures(
+                name, min(each, key=lambda failures: failures.ages[-1] if failures.ages else math.inf)
+            )
 
     async def _hand_over(self, node: Node) -> None:
         """Save all states once more, and wait for the others, so a rank that leaves loses nothing."""

@@ -151,7 +151,7 @@ class ArithmeticComparison:
     """Compares the arithmetic of ranks in each world, and warns once of each host and value that differs."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str, str]] = set()
+        self._reported: set[tuple[str, str, str]] = set()
 
     async def compare(self, node: Node, mine: Mapping[str, str]) -> None:
         """Compare ``mine`` with those of all ranks; the first rank of each host warns.  Collective.
@@ -169,7 +169,7 @@ class ArithmeticComparison:
         hosts = [member.host for member in node.links.world.members]
         differences = find_differences(described)
         places = {(each.name, hosts[rank], each.value) for each in differences for rank in each.ranks}
-        is_new, self._told = not places <= self._told, self._told | places
+        is_new, self._reported = not places <= self._reported, self._reported | places
         if is_new and world.local_rank == 0:
             shown = "; ".join(each.describe(hosts) for each in differences)
             _log.warning(

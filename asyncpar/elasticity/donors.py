@@ -57,7 +57,7 @@ class SnapshotDescription:
 class StepUpdate:
     """The result of the reduction of step ``number``: the flat sums, their layout, and the sum of the losses.
 
-    Of a sharded state there are the checksums of its parts after the step, too; ``is_updated`` says whether its
+    Of a sharded state there are the checksums of its parts after the step, too; ``is_updated`` shows whether its
     optimizer was updated, and ``values`` are then those of all parameters, unless they are sharded as well.
     """
 
@@ -169,7 +169,7 @@ class SnapshotShelf:
         """Serve ``state`` to newcomers."""
         self._state = state
         self._is_open, self._earliest = not state.has_kept_arrays, state.step
-        self._tell()
+        self._notify()
 
     def detach(self) -> None:
         """Serve nothing until ``attach``: this process fetches the state anew, and no call may await its next step."""
@@ -177,7 +177,7 @@ class SnapshotShelf:
         self._pins.clear()
         self._updates.clear()
         self._identities.clear()
-        self._tell()
+        self._notify()
 
     def beginning(self) -> None:
         """Note that a step is about to begin, from which on the program may change the arrays that it keeps."""
@@ -207,7 +207,7 @@ class SnapshotShelf:
         except MemoryError:
             self._pins.clear()
             self._updates.clear()
-            self._tell()
+            self._notify()
             return None
         copies = layout.take_from(self._memory)
         await off_loop(lambda: _copy_all(flats, copies), nbytes=sum(flat.nbytes for flat in flats))
@@ -219,7 +219,7 @@ class SnapshotShelf:
         If the step is aborted it is repeated with the same sums.
         """
         self._updates[update.number] = update
-        self._tell()
+        self._notify()
 
     def committed(self) -> None:
         """Note a committed step."""
@@ -236,17 +236,17 @@ class SnapshotShelf:
         self._updates = {number: kept for number, kept in self._updates.items() if number >= least}
         self._identities = {number: kept for number, kept in self._identities.items() if number >= least}
         self._memory.trim()
-        self._tell()
+        self._notify()
 
     async def close(self, reason: str) -> None:
         """Stop serving."""
         self._end = reason
         self._pins.clear()
-        self._tell()
+        self._notify()
         if self._describing:
             await asyncio.wait(self._describing)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 

@@ -27,14 +27,14 @@ def program_errors(
     too.
     """
 
-    def comes_of_change(leaf: BaseException) -> bool:
+    def is_due_to_change(leaf: BaseException) -> bool:
         if isinstance(leaf, BaseExceptionGroup):
             return False  # it is taken apart, whatever else it is
         return (is_interrupted and isinstance(leaf, asyncio.CancelledError)) or is_world_change(leaf)
 
     if not isinstance(error, BaseExceptionGroup):
-        return None if comes_of_change(error) else error
-    changes, others = error.split(comes_of_change)
+        return None if is_due_to_change(error) else error
+    changes, others = error.split(is_due_to_change)
     return error if changes is None else others
 
 

@@ -119,7 +119,7 @@ class ElasticJob:
         self._changes = Broadcast[WorldChange]()
 
     async def __aenter__(self) -> Self:
-        self._source.on_revoked(self._hear_revoked)
+        self._source.on_revoked(self._on_revoked)
         if (termination := TERMINATION.get()) is not None:
             termination.ask_first(self.ask_to_leave)
         return self
@@ -299,7 +299,7 @@ class ElasticJob:
             return
         if not donors:
             self.shelf.attach(state)
-            await self._come_in(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
+            await self._bring_up_first(await self._source.join(await state.lineage(), self.shelf, is_healed=False))
             return
         self._node = await start_node(attach_alone(Serving(), None))
         for attempt in range(HEALINGS):
@@ -362,7 +362,7 @@ class ElasticJob:
                     if not await self._is_caught_up(membership):  # they repeat a step that was repeated here
                         raise PeerLost("healing: the others have not committed the last step", cause="an aborted step")
                     others.append(asyncio.ensure_future(healing.close()))  # donors need not keep updates any more
-                    await self._come_in(membership)
+                    await self._bring_up_first(membership)
                     return
                 coming = asyncio.ensure_future(healing.update(state.step + 1))  # while this one is repeated
                 if update.flats and not self.pool.has_memory:
@@ -412,7 +412,7 @@ class ElasticJob:
         """Whether a change waits for the end of a step."""
         return self._source.has_pending(self.generation)
 
-    def _hear_revoked(self, generation: int, why: BaseException | None) -> None:
+    def _on_revoked(self, generation: int, why: BaseException | None) -> None:
         if generation <= self._revoked_generation:
             return
         self._revoked_generation, self._why = generation, why
@@ -511,7 +511,7 @@ class ElasticJob:
         """Decide whether this newcomer has the state from which the world of ``membership`` goes on."""
         return membership.lineage == await self.current_state.lineage()
 
-    async def _come_in(self, membership: Membership) -> None:
+    async def _bring_up_first(self, membership: Membership) -> None:
         """Bring up the first world, or its successor if it is over before it has begun."""
         while not await self._has_taken(membership):
             following = await self._next(None)

@@ -71,11 +71,11 @@ def state_digest(arrays: Sequence[tuple[ArrayShape, Iterable[int]]], values: Map
     return hashing.digest()
 
 
-def describe_frozen(everyones: Sequence[Sequence[str]]) -> str:
+def describe_frozen(gathered: Sequence[Sequence[str]]) -> str:
     """Return which parameters are frozen on which rank, to be appended to a message; "" if all ranks have the same."""
-    if all(names == everyones[0] for names in everyones):
+    if all(names == gathered[0] for names in gathered):
         return ""
-    found = (f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in enumerate(everyones))
+    found = (f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in enumerate(gathered))
     return f"; they differ in what is frozen (requires_grad): {', '.join(found)}"
 
 
@@ -85,7 +85,7 @@ def describe_divergence(lineages: Sequence[Lineage], hosts: Sequence[str]) -> st
     odd = [rank for rank, lineage in enumerate(lineages) if lineage != usual]
     shown = ", ".join(f"rank {rank}: step {each.step} {each.digest.hex()}" for rank, each in enumerate(lineages))
     if 2 * count <= len(lineages):
-        return f"the ranks have not the same state: {shown}"
+        return f"the ranks differ in state: {shown}"
     named = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in odd)
     verb = "has" if len(odd) == 1 else "have"
     return (

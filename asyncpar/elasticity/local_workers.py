@@ -86,7 +86,7 @@ class LocalWorkers:
         """
         optimizer, kept = self.optimizer, self._copies(parts, portion)
         if self._is_at_work:
-            raise UsageError(f"worker: that of portion {portion} has to wait until the one before has ended")
+            raise UsageError(f"worker: portion {portion} has to wait until the previous worker has ended")
         begin, start = {parameter.name: common(parameter.name).copy() for parameter in optimizer.parameters}, 0
         values = {name: value.copy() for name, value in begin.items()}
         counts = kept[f"{self._name}.{_STEPS}"]

@@ -111,7 +111,7 @@ class StateParts:
         }
         for (kind, part), found in sums.items():
             if found != self._next_sums[kind][part]:
-                raise DivergedState(f"part {part} of {kind}: rank {communicator.rank} and its owner have not the same")
+                raise DivergedState(f"part {part} of {kind}: rank {communicator.rank} and its owner differ in it")
         if communicator.size == 1 or not words[1].any():
             return
         moves = [

@@ -221,7 +221,7 @@ class PipeWorlds:
         try:
             self._obey(message)
         except ValueError as error:
-            self._fail(ProtocolError(f"the director of this job sent something else than expected: {error}"))
+            self._fail(ProtocolError(f"the director of this job sent an unexpected message: {error}"))
 
     def _obey(self, message: AgentMessage) -> None:
         match message:

@@ -113,7 +113,7 @@ async def _read(
     except OSError as error:
         end(LaunchError(f"the director of this job is gone: {error}"))
     except (ProtocolError, ValueError) as error:  # ValueError: a line is too long
-        end(ProtocolError(f"the director of this job sent something else than expected: {error}"))
+        end(ProtocolError(f"the director of this job sent an unexpected message: {error}"))
 
 
 async def _end_task(task: asyncio.Task[None]) -> None:

@@ -280,7 +280,7 @@ class PortionSum:
         portions, rank = self._portions, communicator.rank
         assert self.layout is not None
         mine = [self._encoded[portion] for portion in portions.of(rank)]
-        everyones = await communicator.all_gather_v(np.array(mine, np.uint8).reshape(-1, codec.codec.nbytes))
+        gathered = await communicator.all_gather_v(np.array(mine, np.uint8).reshape(-1, codec.codec.nbytes))
         shown = {node: flats[0] for node, flats in zip(self._sums.partials, partials, strict=True)}
         layout, free = self.layout, self._free
 
@@ -291,7 +291,7 @@ class PortionSum:
                     for portion in portions.of(other):
                         flat = (free.pop() if free else self._take(layout))[0]
                         (content,) = layout.trimmed([flat])
-                        codec.decode(portion, everyones[portion], content)
+                        codec.decode(portion, gathered[portion], content)
                         flat[content.size :] = 0
                         shown[range(portion, portion + 1)] = flat
                         sums.fold(portion, shown, self._merge_flat)
@@ -351,9 +351,9 @@ class PortionSum:
         mine = np.zeros(self._portions.rounds)
         for place, node in enumerate(self._sums.partials):
             mine[place] = self._losses[node]
-        everyones = (await communicator.all_gather(mine)).reshape(self._portions.size, -1)
+        gathered = (await communicator.all_gather(mine)).reshape(self._portions.size, -1)
         shown = {
-            node: float(everyones[rank, place])
+            node: float(gathered[rank, place])
             for rank, nodes in enumerate(self._portions.all_partials)
             for place, node in enumerate(nodes)
         }

@@ -99,7 +99,7 @@ class ElasticRound:
 
     Train each of ``portions`` in ``with round.worker(portion) as worker`` for ``steps`` inner steps, and let the event
     loop run now and then (``await asyncio.sleep(0)``, or compute in a thread).  When the block ends, or is ended
-    because the others have gone on, ``is_committed`` says whether there was an outer step, ``contributed`` is the
+    because the others have gone on, ``is_committed`` shows whether there was an outer step, ``contributed`` is the
     number of portions in it, ``dropped`` the number of those that were not.  Without an outer step the same number is
     repeated.
     """
@@ -192,14 +192,14 @@ class ElasticRound:
     async def __aenter__(self) -> Self:
         self._meeting = asyncio.create_task(self._meet(), name=f"asyncpar round {self.number}")
         if not self.is_replay:
-            taken = self._contents.done if self._contents.is_known else await self._hear_taken(self._meeting)
+            taken = self._contents.done if self._contents.is_known else await self._receive_taken(self._meeting)
             mine = Portions(self._job.portions, self._job.size).of(self._job.rank)
             self._mine = tuple(portion for portion in mine if portion not in taken)
         self._interruption.begin()
         self._meeting.add_done_callback(self._end_block)
         return self
 
-    async def _hear_taken(self, meeting: asyncio.Task[None]) -> frozenset[int]:
+    async def _receive_taken(self, meeting: asyncio.Task[None]) -> frozenset[int]:
         """Return the portions that the others have, or train; none if the round is over before they show them."""
         self._contents.is_known = True
         try:
@@ -237,7 +237,7 @@ class ElasticRound:
                 found = own = cancelled
         if self._interruption.end() and found is not None:
             own = program_errors(found, self._job.is_world_over, is_interrupted=True)
-        elif found is not None and own is None and self._is_futile():
+        elif found is not None and own is None and self._count_futile():
             own = found
         if own is None:
             meeting.result()
@@ -250,8 +250,8 @@ class ElasticRound:
             raise own
         return False
 
-    def _is_futile(self) -> bool:
-        """Count a block that ended with the end of a world although none has ended: the program may be at fault."""
+    def _count_futile(self) -> bool:
+        """Count a block that ended with a world although none has ended; return whether the program is at fault."""
         self._contents.futile = 0 if self.change is not None else self._contents.futile + 1
         return self._contents.futile > MOST_FUTILE
 
@@ -342,9 +342,9 @@ class ElasticRound:
         kinds = self._workers.sent_kinds
         places = [(name, move.part) for move in moves for name in kinds]
         losses = np.array([contents.losses.get(portion, 0.0) for portion in range(count)])
-        everyones = await world.all_gather(losses)
+        gathered = await world.all_gather(losses)
         came = await transfer(world, moves, places, kinds, lambda place: contents.held[place[1]][place[0]])
         for move in moves:
             if move.dest == world.rank:
                 contents.held[move.part] = {name: came[name, move.part] for name in kinds}
-                contents.losses[move.part] = float(everyones[move.source, move.part])
+                contents.losses[move.part] = float(gathered[move.source, move.part])

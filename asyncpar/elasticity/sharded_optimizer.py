@@ -213,10 +213,10 @@ class ShardedOptimizer:
             lambda: np.array([[squared_norm(flat), all_finite(flat)] for flat in flats]).reshape(-1, 2),
             nbytes=gradient.nbytes,
         )
-        everyones = found if communicator.size == 1 else await communicator.all_gather_v(found)
+        gathered = found if communicator.size == 1 else await communicator.all_gather_v(found)
         factor = self.optimizer.factor
-        norm = math.sqrt(combined(everyones[:, 0].tolist()) * factor**2)
-        if not everyones[:, 1].all() or (clip_norm is not None and not math.isfinite(norm)):
+        norm = math.sqrt(combined(gathered[:, 0].tolist()) * factor**2)
+        if not gathered[:, 1].all() or (clip_norm is not None and not math.isfinite(norm)):
             raise NonFiniteValue(f"gradients: expected finite numbers at step {self.optimizer.step_count}, got others")
         return factor if clip_norm is None else factor * clip_factor(norm, clip_norm)
 

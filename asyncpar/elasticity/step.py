@@ -42,7 +42,7 @@ Reduced: TypeAlias = "dict[str, Array] | list[Array] | ShardedGradients"
 class ElasticStep:
     """Step ``number`` of a run, in the current world: use as ``async with step``.
 
-    When the block ends, the step is committed on all ranks or on none; ``is_committed`` says which.  If the world
+    When the block ends, the step is committed on all ranks or on none; ``is_committed`` shows which.  If the world
     changed, the block ends early (with ``WorldChanged``, or its task is cancelled for a moment), the next world is
     there when ``async with`` is left, ``change`` describes it, and an aborted step is repeated with the same number.
     ``is_replay``: this rank is a newcomer and repeats a step that the others have committed; it has no portions, and
@@ -107,11 +107,11 @@ class ElasticStep:
         """
         loss = float(loss)
         self._refuse_pipeline("add")
-        self._machine.may_add(portion)
+        self._machine.require_addable(portion)
         assert self._sum is not None
         packed = self._sum.pack(gradients if self._sharded is None else self._sharded.in_order(gradients))
         self._sum.encode(portion, packed)
-        self._machine.check_add(portion)  # after everything that may be refused, so it can be added again
+        self._machine.record_added(portion)  # after everything that may be refused, so it can be added again
         self._sum.add(portion, packed, loss)
 
     async def reduce(self, op: str = "sum") -> Any:
@@ -348,14 +348,14 @@ class ElasticStep:
             self._interruption.forbid()  # all ranks know, and end; that others are gone first is no change of the world
             own = [lineage.step, lineage.digest, self._job.current_state.frozen]
             try:
-                everyones = await self._job.world.all_gather_object(own)
+                gathered = await self._job.world.all_gather_object(own)
             except (PeerError, StaleGeneration) as error:  # others know already, and have ended: so does this rank
                 raise DivergedState(
-                    f"step {self.number}: the ranks have not the same state after step {lineage.step - 1}; which ones "
-                    f"differ, those say that ended before this one heard of it: {error}"
+                    f"step {self.number}: the ranks differ in state after step {lineage.step - 1}; the ranks "
+                    f"that ended before this one name those that differ: {error}"
                 ) from error
-            found = [Lineage(step, digest) for step, digest, _ in everyones]
-            frozen = describe_frozen([names for _, _, names in everyones])
+            found = [Lineage(step, digest) for step, digest, _ in gathered]
+            frozen = describe_frozen([names for _, _, names in gathered])
             raise DivergedState(f"step {self.number}: {describe_divergence(found, self._job.hosts)}{frozen}")
         return vote
 

@@ -59,16 +59,16 @@ class StepMachine:
             raise UsageError(f"step {self.number}: it is {self.phase}; each step is entered once")
         self.phase = StepPhase.COMPUTING
 
-    def may_add(self, portion: int) -> None:
+    def require_addable(self, portion: int) -> None:
         """Raise ``UsageError`` unless the gradients of ``portion`` may be added now."""
         self._expect("add", StepPhase.COMPUTING)
         if self._sums is None:
             raise UsageError(f"step {self.number}: a newcomer repeats it and has no portions; use step.portions")
         self._sums.check(portion)
 
-    def check_add(self, portion: int) -> None:
+    def record_added(self, portion: int) -> None:
         """Record the gradients of ``portion``."""
-        self.may_add(portion)
+        self.require_addable(portion)
         assert self._sums is not None
         self._sums.take(portion)
 

@@ -134,7 +134,7 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
     firsts = tuple(host[0] for host in replicas.hosts)
     between = replicas.subgroup(firsts, key=_FIRSTS) if replicas.rank in firsts else None
     found: list[Measured] = []
-    told = OwedCollective(
+    broadcast = OwedCollective(
         lambda: replicas.broadcast_object(found[0] if found else None, key=f"{key}/measured", wanted=Measured)
     )
     try:
@@ -146,9 +146,9 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
             )
             found.append(Measured(ranks=len(firsts), link=link, codecs=codecs))
     except BaseException:
-        told.close()
+        broadcast.close()
         raise
-    agreed: Measured = await told.run()
+    agreed: Measured = await broadcast.run()
     return agreed
 
 

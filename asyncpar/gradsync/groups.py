@@ -186,8 +186,8 @@ class BucketKeys:
 class Keys:
     """Names for the steps of the synchronizer ``name``.
 
-    Every rank uses the names of the agreement and of its notice exactly once per step, whatever happens in it.  All
-    other names begin with the epoch: a step that fails on a rank begins a new one there, and in the next agreement all
+    Every rank uses the names of the comparison and of its notice exactly once per step, whatever happens in it.  All
+    other names begin with the epoch: a step that fails on a rank begins a new one there, and in the next comparison all
     ranks take over the latest.  So it does not matter which names a rank has used up in steps that failed.
     """
 
@@ -195,12 +195,12 @@ class Keys:
     steps: int = 0
     epoch: int = 0
     restarts: int = 0
-    has_agreed: bool = False
-    """Whether an earlier agreement to measure has used the name of the agreement in this step."""
+    has_measured: bool = False
+    """Whether an earlier comparison, before a measurement, has used the name of the comparison in this step."""
 
     @property
-    def agreement(self) -> str:
-        return f"{self.rare}/agreement" if self.has_agreed else f"{self.prefix}/agreement"
+    def comparison(self) -> str:
+        return f"{self.rare}/agreement" if self.has_measured else f"{self.prefix}/agreement"
 
     @property
     def changes(self) -> str:
@@ -224,12 +224,12 @@ class Keys:
     def begin_step(self) -> None:
         """Advance to the next step."""
         self.steps += 1
-        self.has_agreed = False
+        self.has_measured = False
 
     def restart(self, number: int) -> None:
         """Start again, with separate names and steps for each ``number``."""
         self.restarts, self.steps, self.epoch = number, number << _STEPS_BITS, 0
-        self.has_agreed = False
+        self.has_measured = False
 
     def bucket(self, bucket: Bucket) -> BucketKeys:
         """Return the names of a bucket."""

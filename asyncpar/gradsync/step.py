@@ -38,7 +38,7 @@ from asyncpar.gradsync.groups import ALL_RANKS, EMBEDDING, REPLICAS, TENSOR_PARA
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.plan import BucketPlan
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
-from asyncpar.gradsync.standing import StandingAgreement
+from asyncpar.gradsync.settings_cache import SettingsCache
 from asyncpar.gradsync.statistics import BucketOutcome, NonFiniteFindings, StepOutcome, StepRecord, collect
 from asyncpar.gradsync.tuned_steps import FIGURES, StepTuning
 
@@ -135,9 +135,9 @@ class StepRun:
     """One step on this rank.
 
     Flows exchange nothing before ``agreed`` is set, after the comparison that ``propose`` returns, or at once where
-    ``standing`` is an agreement that holds for this step; then ``propose`` and ``make_flows`` are called only if that
-    turns out to be wrong.  With ``observes`` all ranks use, from the next step on, the order in which gradients became
-    final on the first replica.  ``tuning`` measures, and ranks exchange its figures at the end.
+    ``cache`` is given, which holds for this step; then ``propose`` and ``make_flows`` are called only if that turns out
+    to be wrong.  With ``observes`` all ranks use, from the next step on, the order in which gradients became final on
+    the first replica.  ``tuning`` measures, and ranks exchange its figures at the end.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class StepRun:
         observes: bool,
         feed: UpdateFeed | None = None,
         tuning: StepTuning | None = None,
-        standing: StandingAgreement | None = None,
+        cache: SettingsCache | None = None,
     ) -> None:
         self.flows = make_flows()
         self.feed = feed
@@ -159,9 +159,9 @@ class StepRun:
         self.is_refused = False
         """Whether ranks differ.  All of them know, so none has to be notified."""
         self._make_flows = make_flows
-        self._standing = standing
+        self._cache = cache
         self._propose = propose
-        self._comparison = propose() if standing is None else None
+        self._comparison = propose() if cache is None else None
         self._is_skipped = False
         self._keys = keys
         self._agreed = agreed
@@ -191,8 +191,8 @@ class StepRun:
 
     def begin(self, step: SyncStep, tasks: asyncio.TaskGroup) -> None:
         """Start everything that need not wait for the end of the step's block."""
-        if self._standing is not None:
-            tasks.create_task(self._run_without_comparison(step, self._standing), name="gradients/buckets")
+        if self._cache is not None:
+            tasks.create_task(self._run_without_comparison(step, self._cache), name="gradients/buckets")
         else:
             tasks.create_task(self._compare(), name="gradients/agreement")
             self._start_flows(step, tasks)
@@ -249,10 +249,10 @@ class StepRun:
         in_turn = sorted(self.flows, key=lambda flow: flow.scheme.bucket.turn)
         return [tasks.create_task(step.carry(flow), name=flow.name) for flow in in_turn]
 
-    async def _run_without_comparison(self, step: SyncStep, standing: StandingAgreement) -> None:
+    async def _run_without_comparison(self, step: SyncStep, cache: SettingsCache) -> None:
         """Run the flows at once; if another rank announces a change meanwhile, compare, and run them again.
 
-        See ``standing``.
+        See ``settings_cache``.
         """
         self._agreed.set()
         with first_error():
@@ -263,13 +263,13 @@ class StepRun:
                     for flow in flows:
                         flow.cancel()
 
-                standing.on_change(cancel)
-        standing.on_change(None)
+                cache.on_change(cancel)
+        cache.on_change(None)
         if not any(flow.cancelled() for flow in flows):
             return
         self._ending.close()
         self._close_flows()
-        standing.begin_epoch()
+        cache.begin_epoch()
         self._agreed.clear()
         self._ending = self._owe_ending()
         self.flows = self._make_flows()
@@ -282,7 +282,7 @@ class StepRun:
     def _skip_comparison(self) -> None:
         """Use up the name of the comparison even if there was none: see ``Keys``."""
         if self._comparison is None:
-            skip_use(self._everyone, self._keys.agreement)
+            skip_use(self._everyone, self._keys.comparison)
             self._is_skipped = True
 
     def _owe_ending(self) -> OwedCollective[NDArray[Any]]:
@@ -351,7 +351,7 @@ def _compare(groups: SyncGroups, keys: Keys, lines: Lines, digests: Mapping[str,
         lines,
         groups.partitions,
         digests=digests,
-        key=keys.agreement,
+        key=keys.comparison,
         rare=keys.rare,
         epoch=keys.epoch,
     )
@@ -466,7 +466,7 @@ class BucketFlow:
         )
         self._is_over = False
         feed = settings.feed
-        self._tells = scheme.tell_parts(None if feed is None else partial(feed.put, scheme))
+        self._reports_parts = scheme.report_parts(None if feed is None else partial(feed.put, scheme))
         self._steps = self._make_steps(keys, place)
         rare = keys.replicas / f"step/{settings.step}"
         replicas: Communicator = settings.groups.replicas
@@ -494,7 +494,7 @@ class BucketFlow:
     def _feed_rest(self) -> None:
         feed = self._settings.feed
         if feed is not None:
-            if not self._tells:
+            if not self._reports_parts:
                 feed.put(self.scheme, 0, self.scheme.bucket.count)
             feed.flow_is_over()
 

@@ -46,7 +46,7 @@ from asyncpar.gradsync.plan import (
     trained,
 )
 from asyncpar.gradsync.schemes.device import HostMirrors
-from asyncpar.gradsync.standing import StandingAgreement, StepTerms, can_repeat
+from asyncpar.gradsync.settings_cache import SettingsCache, StepTerms, can_repeat
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
 from asyncpar.gradsync.step import (
     BucketFlow,
@@ -124,7 +124,7 @@ class GradientSynchronizer:
         self._is_stepping = False
         self._threads = max(1, (os.cpu_count() or 1) // 2)  # cached: it takes 0.3 ms
         self._keys = Keys(name)
-        self._standing = StandingAgreement(self._groups, self._keys)
+        self._settings_cache = SettingsCache(self._groups, self._keys)
         self._drawn_before = 0
         self._name = name
         self._is_closed = False
@@ -157,7 +157,7 @@ class GradientSynchronizer:
             name=name,
             tuning=tuning,
         )
-        made._limit.take_as_agreed()
+        made._limit.skip_comparison()
         return made
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class GradientSynchronizer:
         feed: UpdateFeed | None = None
         try:
             self._keys.begin_step()
-            self._standing.begin_step()
+            self._settings_cache.begin_step()
             self._meter.begin(self.steps)
             by_name, layout = await self._prepare(parameters, has_update=update is not None)
             take_final = take_final_of(layout, by_name)
@@ -231,15 +231,15 @@ class GradientSynchronizer:
                     feed.commit()
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
                 await self._commit(step, run, by_name, layout.mirrors)
-            self._standing.succeed(terms if run.order is None and can_repeat(layout) else None)
+            self._settings_cache.succeed(terms if run.order is None and can_repeat(layout) else None)
         except BaseException:
             self._keys.epoch += 1
-            self._standing.fail()
+            self._settings_cache.fail()
             self._meter.end(EventState.FAILED)
             raise
         finally:
             self._is_stepping = False
-            self._standing.end_step()
+            self._settings_cache.end_step()
             self._meter.end()
             if feed is not None:
                 await feed.undo()
@@ -306,7 +306,7 @@ class GradientSynchronizer:
         self._check_idle("restart")
         self._limit.restart(number)
         self._keys.restart(number)
-        self._standing.restart()
+        self._settings_cache.restart()
         self._start_over()
         self._accumulation.clear()
 
@@ -340,7 +340,7 @@ class GradientSynchronizer:
         """
         self._check_idle("update_compression_config")
         self._layouts.change(compression)
-        self._standing.doubt()
+        self._settings_cache.invalidate()
         self._restart_tuning()
 
     def update_bucketing_config(self, bucketing: GradientBucketingConfig) -> None:
@@ -348,7 +348,7 @@ class GradientSynchronizer:
         self._check_idle("update_bucketing_config")
         self._layouts.rebucket(bucketing)
         self._bucketing = bucketing
-        self._standing.doubt()
+        self._settings_cache.invalidate()
         self._restart_tuning()
 
     def update_tuning_config(self, tuning: TuningConfig | None) -> None:
@@ -358,7 +358,7 @@ class GradientSynchronizer:
         """
         self._check_idle("update_tuning_config")
         self._tuning = self._make_tuning(tuning)
-        self._standing.doubt()
+        self._settings_cache.invalidate()
         self._layouts.tune(None)
 
     def tuning_outcome(self) -> TuningOutcome | None:
@@ -382,7 +382,7 @@ class GradientSynchronizer:
         """
         self._check_idle("clear_buffers")
         self._layouts.clear()
-        self._standing.doubt()
+        self._settings_cache.invalidate()
         self._restart_tuning()
         self._accumulation.clear()
 
@@ -394,7 +394,7 @@ class GradientSynchronizer:
         """Continue with ``residuals`` of an earlier run of this rank; to be called on all ranks, before a step."""
         self._check_idle("restore_residuals")
         self._layouts.restore_residuals(residuals)
-        self._standing.doubt()
+        self._settings_cache.invalidate()
 
     def owe(self, lacking: Mapping[str, Values]) -> list[str]:
         """Compensate for ``lacking`` in the next steps, replacing current residuals; to be called on all ranks.
@@ -404,7 +404,7 @@ class GradientSynchronizer:
         feedback here.
         """
         self._check_idle("owe")
-        self._standing.doubt()
+        self._settings_cache.invalidate()
         return self._layouts.owe(lacking)
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -432,7 +432,7 @@ class GradientSynchronizer:
         """
         self._check_idle("restore")
         self._layouts.restore(state)
-        self._standing.doubt()
+        self._settings_cache.invalidate()
         if steps is not None:
             self._drawn_before = steps - self._keys.steps
 
@@ -446,9 +446,9 @@ class GradientSynchronizer:
         try:
             await self._limit.compare()
             if self._layouts.must_measure:
-                self._standing.tell_change()
+                self._settings_cache.announce_change()
                 comparison = propose_to_measure(self._groups, self._keys)
-                self._keys.has_agreed = True
+                self._keys.has_measured = True
                 self._keys.adopt(await comparison.run())
             resolved = await self._layouts.resolve(f"{self._keys.rare}/auto")
             given = parameters_by_name(parameters)
@@ -468,19 +468,19 @@ class GradientSynchronizer:
             await self._refuse(error)
             raise
         except BaseException as error:
-            self._standing.tell_change()
+            self._settings_cache.announce_change()
             refuse(self._groups, self._keys, error).close()
             raise
 
     async def _refuse(self, error: UsageError) -> None:
         """Notify the other ranks that this one cannot take the step."""
-        self._standing.tell_change()
+        self._settings_cache.announce_change()
         try:
             await refuse(self._groups, self._keys, error).run()
         except SettingsDiffer:
             self._start_over()
         except PeerError as lost:
-            error.add_note(f"the other ranks could not be told: {lost}")
+            error.add_note(f"the other ranks could not be notified: {lost}")
 
     def _make_run(
         self, layout: BucketLayout, by_name: Parameters, feed: UpdateFeed | None, terms: StepTerms
@@ -532,7 +532,7 @@ class GradientSynchronizer:
             observes=self._bucketing.overlap_communication and not self._layouts.is_observed,
             feed=feed,
             tuning=tuning,
-            standing=self._standing if self._standing.holds_for(terms) else None,
+            cache=self._settings_cache if self._settings_cache.holds_for(terms) else None,
         )
 
     def _skips(self, outcome: StepOutcome) -> bool:

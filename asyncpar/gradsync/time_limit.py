@@ -26,8 +26,8 @@ class TimeLimit:
         is_own = self._milliseconds is not None and over.timeout != milliseconds / 1000
         self.communicator = self._limited("timed") if is_own else over
         self._is_own = is_own
-        self._is_agreed = over.size == 1
-        self._is_compared = self._is_agreed
+        self._is_exempt = over.size == 1
+        self._is_compared = self._is_exempt
         self._purpose = "limit"
         self._difference: str | None = None
 
@@ -54,13 +54,13 @@ class TimeLimit:
             comparison.close()
             group.close()
 
-    def take_as_agreed(self) -> None:
+    def skip_comparison(self) -> None:
         """Skip the comparison: no rank has a limit of its own."""
-        self._is_agreed = self._is_compared = True
+        self._is_exempt = self._is_compared = True
 
     def restart(self, number: int) -> None:
         """Compare again, since some ranks may have missed it, separately from remains of earlier comparisons."""
-        self._is_compared = self._is_agreed
+        self._is_compared = self._is_exempt
         self._purpose = f"limit/{number}"
         self._difference = None
 

@@ -258,11 +258,11 @@ def _describe_layout(config: HybridConfig, groups: ProcessGroups) -> str:
 
 async def _find_room(limit: int, taken: int, groups: ProcessGroups) -> int:
     """Return the number of bytes left for activations.  Raises ``UsageError``, on all ranks, if one has none."""
-    everyone = await groups.world.all_gather_object(taken, key="hybrid/memory", wanted=int)
-    most = max(everyone)
+    gathered = await groups.world.all_gather_object(taken, key="hybrid/memory", wanted=int)
+    most = max(gathered)
     if most >= limit:
         raise UsageError(
-            f"max_memory_per_device: parameters, gradients, states and buckets of rank {everyone.index(most)} take "
+            f"max_memory_per_device: parameters, gradients, states and buckets of rank {gathered.index(most)} take "
             f"{most / _GIGABYTE:.3g} GB, got {limit / _GIGABYTE:g} GB; use more stages, tensor-parallel ranks or ZeRO"
         )
     return limit - taken

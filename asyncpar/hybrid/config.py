@@ -94,7 +94,7 @@ class HybridConfig:
                 f"got {self.compression}"
             )
         if self.zero.stage is ZeROStage.NONE:
-            self.zero.check_unused(_OF_SHARDS, "as bucketing and compression say how gradients travel in stage none")
+            self.zero.check_unused(_OF_SHARDS, "as bucketing and compression set how gradients travel in stage none")
         if not self.zero.average:
             raise UsageError("zero.average: expected True: replicas are averaged by tokens")
         schedule = self.schedule

@@ -344,7 +344,7 @@ class ThreeDParallelismCoordinator:
             async with self._session.assembly.alarm.watch():
                 self._session.assembly.bridge.resume()
                 plan = plan_recovery([RankStatus.of_row(row) for row in await meeting])
-                await self._come_together(plan, intent)
+                await self._carry_out(plan, intent)
                 if plan.error is None:
                     self._session.assembly.set_training(intent.trains)
                     self._session.randomness.begin(self.steps)
@@ -377,7 +377,7 @@ class ThreeDParallelismCoordinator:
             is_torn=self._is_torn,
         )
 
-    async def _come_together(self, plan: RecoveryPlan, intent: Intent) -> None:
+    async def _carry_out(self, plan: RecoveryPlan, intent: Intent) -> None:
         """Carry out ``plan`` on this rank."""
         self._session.runner.attempt = plan.attempt
         if plan.must_resume:
@@ -391,7 +391,7 @@ class ThreeDParallelismCoordinator:
         self._was_taken = plan.was_taken
 
     async def _take(self, verdict: StepVerdict, rate: float) -> None:
-        """Take the step, or skip it; even after a failure, ``steps`` tells whether it was taken."""
+        """Take the step, or skip it; even after a failure, ``steps`` shows whether it was taken."""
         if verdict.is_finite:
             updates = self._session.assembly.flow.step_count
             try:

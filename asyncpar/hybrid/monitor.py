@@ -204,8 +204,8 @@ class Performance3DMonitor:
 
         Raises ``UsageError``, on every rank, if no rank has recorded a step.
         """
-        everyone = await communicator.all_gather_object(self.performance(), wanted=RankPerformance)
-        return analyze(everyone)
+        gathered = await communicator.all_gather_object(self.performance(), wanted=RankPerformance)
+        return analyze(gathered)
 
     def report(self, *, width: int = 80) -> str:
         """Return a report on this rank for people, ``width`` columns wide; see ``render_report``."""

@@ -175,7 +175,7 @@ class StepRunner:
         own = np.zeros(2)
         for output, target in zip(outputs, targets or (), strict=bool(outputs)):
             loss, _ = await assembly.worker.run(assembly.loss, output, target)
-            own += (loss, self._model.count(target)) if self._tells else 0.0
+            own += (loss, self._model.count(target)) if self._reports else 0.0
         rows = await assembly.groups.world.all_gather(own, key=self._name("evaluation"))
         return math.fsum(rows[:, 0]) / max(1.0, math.fsum(rows[:, 1]))
 
@@ -223,7 +223,7 @@ class StepRunner:
     async def _count_tokens(self, targets: Sequence[Any] | None) -> int:
         """Return the number of tokens that count in the whole batch.  One rank of each replica reports it."""
         own = np.zeros(1, np.int64)
-        if self._tells and targets is not None:
+        if self._reports and targets is not None:
             own[0] = sum(self._model.count(target) for target in targets)
         began = self._clock()
         total = int((await self._assembly.groups.world.all_reduce(own, key=self._name("tokens")))[0])
@@ -233,7 +233,7 @@ class StepRunner:
         return total
 
     async def _judge(self, tokens: int, pipeline: PipelineResult) -> StepVerdict:
-        loss = math.fsum(pipeline.losses) if self._tells else 0.0
+        loss = math.fsum(pipeline.losses) if self._reports else 0.0
         squared = await self._assembly.worker.run(self._assembly.flow.squared_norm, self._not_counted)
         frozen = FrozenSet.of(self._assembly.parameters)
         own = np.array([loss, squared, *frozen.checksums])
@@ -260,9 +260,9 @@ class StepRunner:
     async def _refuse_frozen(self, own: FrozenSet) -> None:
         """Raise ``UsageError``, with the same text on all ranks, naming the parameters that are frozen on each."""
         world = self._assembly.groups.world
-        everyones = await world.all_gather_object(list(own.names), key=self._name("frozen"), wanted=list[str])
+        gathered = await world.all_gather_object(list(own.names), key=self._name("frozen"), wanted=list[str])
         found = (
-            f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in zip(world.ranks, everyones, strict=True)
+            f"rank {rank}: {', '.join(names) or 'none'}" for rank, names in zip(world.ranks, gathered, strict=True)
         )
         raise UsageError(
             "requires_grad: expected the same parameters to be frozen on all ranks of a stage, and tied ones on both "
@@ -295,7 +295,7 @@ class StepRunner:
         return f"hybrid/{self.attempt}/{what}"
 
     @property
-    def _tells(self) -> bool:
+    def _reports(self) -> bool:
         """Whether this rank has the losses of its replica, and reports for its slices."""
         return self._assembly.executor.has_last_stage and self._assembly.groups.mapping.is_tp_head()
 

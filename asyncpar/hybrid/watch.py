@@ -63,18 +63,18 @@ class FiniteWatch:
 
     def take(self, values: object, place: str) -> None:
         """Check ``values`` that come from another rank."""
-        self._look(values, place, is_own=False)
+        self._check(values, place, is_own=False)
 
     def make(self, values: object, place: str) -> None:
         """Check ``values`` that were computed here."""
-        self._look(values, place, is_own=True)
+        self._check(values, place, is_own=True)
 
     def share(self, values: Array) -> None:
         """Check ``values`` that go into a collective of the ranks that share this stage, and count it."""
-        self._look(values, "what it gave to its tensor-parallel ranks", is_own=True)
+        self._check(values, "what it gave to its tensor-parallel ranks", is_own=True)
         self._calls += 1
 
-    def _look(self, values: object, place: str, *, is_own: bool) -> None:
+    def _check(self, values: object, place: str, *, is_own: bool) -> None:
         if self.sighting is None and not _is_finite(values):
             self.sighting = Sighting(is_own=is_own, place=place, calls=self._calls)
 

@@ -35,7 +35,7 @@ from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
-from asyncpar.zero.partition import thinned
+from asyncpar.zero.partition import without_frozen
 from asyncpar.zero.row_sum import ReplicaSums, RowSums
 from asyncpar.zero.sharded_flow import ShardedFlow
 
@@ -212,7 +212,7 @@ class NodeFlow:
             return
         partition = self._engine.partition
         frozen = {index for index, parameter in enumerate(self.inner.parameters) if is_frozen(parameter)}
-        nbytes = sum(partition.bucket_nbytes(bucket) for bucket in thinned(partition, frozen))
+        nbytes = sum(partition.bucket_nbytes(bucket) for bucket in without_frozen(partition, frozen))
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
         self._times.end()
 

@@ -44,7 +44,7 @@ class Embedding(Stage[Tokens]):
         self, saved: Tokens, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
     ) -> None:
         check_gradient(self.name, dy, (*saved.shape, self.features))
-        add_weight_gradients(lambda tell: self._add_gradients(saved, dy, tell), on_gradient, deferred)
+        add_weight_gradients(lambda notify: self._add_gradients(saved, dy, notify), on_gradient, deferred)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.tokens, self.positions

@@ -43,7 +43,7 @@ class Projection(Stage[Array]):
         self, saved: Array, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
     ) -> Array:
         check_gradient(self.name, dy, (*saved.shape[:-1], self.outputs))
-        add_weight_gradients(lambda tell: self.add_gradients(saved, dy, tell), on_gradient, deferred)
+        add_weight_gradients(lambda notify: self.add_gradients(saved, dy, notify), on_gradient, deferred)
         return self.input_gradient(dy)
 
     def _product(self, a: Array, b: Array) -> Array:

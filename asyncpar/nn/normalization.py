@@ -60,7 +60,7 @@ class LayerNorm(Stage[LayerNormSaved]):
     ) -> Array:
         normalized, inverse = saved
         check_gradient(self.name, dy, normalized.shape)
-        add_weight_gradients(lambda tell: self._add_gradients(normalized, dy, tell), on_gradient, deferred)
+        add_weight_gradients(lambda notify: self._add_gradients(normalized, dy, notify), on_gradient, deferred)
         dx = np.multiply(dy, self.scale.value, out=self.allocate(dy.shape, dy.dtype))
         along = self._mean_of_product(dx, normalized)
         dx -= dx.mean(axis=-1, keepdims=True)

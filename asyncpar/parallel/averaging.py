@@ -41,7 +41,7 @@ class Joining:
         self.root: int | None = None
         """A rank that was active in the last round; None when there was none, or no rank needs to know."""
 
-    async def call_roll(self, *, is_active: bool) -> bool:
+    async def exchange_activity(self, *, is_active: bool) -> bool:
         """Announce whether this rank is active, and return whether any is.  Every rank has to call it."""
         size = self._communicator.size
         answers = np.zeros(size + 1, np.bool_)
@@ -113,7 +113,7 @@ class GradientAveraging:
     ) -> T:
         """Compute and average; see ``GradientRounds.run``.  ``compute`` gets None when communication is delayed."""
         if self._joining is not None:
-            await self._joining.call_roll(is_active=True)
+            await self._joining.exchange_activity(is_active=True)
         result = await self._run_round(
             local, lambda ready: compute(None if self._config.delay_all_reduce else ready), worker
         )
@@ -173,7 +173,7 @@ class GradientAveraging:
             yield
             if local.passes:
                 raise UsageError(f"join: {local.passes} backward passes under no_sync were never averaged")
-            while await joining.call_roll(is_active=False):
+            while await joining.exchange_activity(is_active=False):
                 await self._shadow(worker, on_shadow)
         except BaseException:
             joining.close()

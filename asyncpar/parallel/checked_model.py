@@ -71,7 +71,7 @@ class CheckedModel:
         """Whether the model reports final gradients while it computes others."""
         return self._report is not _Report.NONE
 
-    def tell_if_late(self) -> None:
+    def warn_if_late(self) -> None:
         """Warn if gradients can only be sent after the backward pass."""
         if not self.overlaps:
             _log.warning(
@@ -84,7 +84,7 @@ class CheckedModel:
         """Return the output and the state for ``backward``."""
         made = self.model.forward(x)
         if not (isinstance(made, tuple) and len(made) == 2):
-            raise _refused(self.model, f"forward: expected it to return a pair (y, saved), got {_said(made)}")
+            raise _refused(self.model, f"forward: expected it to return a pair (y, saved), got {_describe(made)}")
         return made
 
     def backward(self, saved: Any, dy: Array, on_gradient: OnGradient | None = None) -> Array | None:
@@ -105,7 +105,7 @@ class CheckedModel:
         """Return the parameters, checked."""
         made = self.model.parameters()
         if isinstance(made, dict | str) or not isinstance(made, Iterable):
-            raise _refused(self.model, f"parameters: expected it to return a list of parameters, got {_said(made)}")
+            raise _refused(self.model, f"parameters: expected it to return a list of parameters, got {_describe(made)}")
         parameters = tuple(made)
         for index, parameter in enumerate(parameters):
             _check_parameter(self.model, parameter, f"parameters()[{index}]")
@@ -138,7 +138,7 @@ def _check_calls(model: object) -> None:
         if method is None and name == "zero_grad":
             continue
         if not callable(method):
-            found = "none" if method is None else _said(method)
+            found = "none" if method is None else _describe(method)
             raise _refused(model, f"{name}: expected a method, got {found}")
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise _refused(model, f"{name}: expected a plain function, got a coroutine function")
@@ -170,13 +170,13 @@ def _check_parameter(model: object, parameter: Any, where: str) -> None:
     hint = 'make it by asyncpar.nn.Parameter("w", array)'
     if not isinstance(getattr(parameter, "name", None), str):
         raise _refused(
-            model, f"{where}: expected a parameter with name, value and grad, got {_said(parameter)}; {hint}"
+            model, f"{where}: expected a parameter with name, value and grad, got {_describe(parameter)}; {hint}"
         )
     for part in ("value", "grad"):
         array = getattr(parameter, part, None)
         if not isinstance(array, np.ndarray) and not is_device_array(array):
             raise _refused(
-                model, f"{where} {parameter.name!r}: expected an array as its {part}, got {_said(array)}; {hint}"
+                model, f"{where} {parameter.name!r}: expected an array as its {part}, got {_describe(array)}; {hint}"
             )
 
 
@@ -184,5 +184,5 @@ def _refused(model: object, why: str) -> UsageError:
     return UsageError(f"{type(model).__name__}.{why}{_WANTED}")
 
 
-def _said(found: object) -> str:
+def _describe(found: object) -> str:
     return f"{found!r:.60}" if found is None or isinstance(found, str | int | float) else type(found).__name__

@@ -61,7 +61,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class TellSettling:
+class AnnounceSettling:
     """Notify all others that this rank settles after ``steps`` updates."""
 
     steps: int
@@ -73,7 +73,7 @@ class Settled:
 
 
 Event: TypeAlias = StepWanted | StepUnwanted | StepDone | PeerStepped | SettleWanted | PeerSettling
-Command: TypeAlias = Begin | TellSettling | Settled
+Command: TypeAlias = Begin | AnnounceSettling | Settled
 
 
 class StalenessClock:
@@ -123,7 +123,7 @@ class StalenessClock:
                 if self._wanted_at is not None or self._rank in self._settling:
                     raise UsageError("settle: this rank waits to begin a step, or settles already")
                 self._settling[self._rank] = self.steps
-                return [TellSettling(self.steps), *self._advance(now)]
+                return [AnnounceSettling(self.steps), *self._advance(now)]
             case PeerSettling(rank, steps):
                 self._check_forward(rank, steps)
                 self._settling[rank] = steps

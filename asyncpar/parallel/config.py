@@ -89,17 +89,17 @@ def check_free(
 ) -> None:
     """Raise ``UsageError`` for settings of gradient averaging in a mode without it."""
     if compression.is_enabled:
-        raise of_no_use("compression", mode, str(compression))
+        raise unused_setting("compression", mode, str(compression))
     if bucket_size != BUCKET_BYTES:
-        raise of_no_use("bucket_size", mode, bucket_size)
+        raise unused_setting("bucket_size", mode, bucket_size)
     if when_not_finite != NonFinitePolicy.ABORT:
-        raise of_no_use("when_not_finite", mode, str(when_not_finite))
+        raise unused_setting("when_not_finite", mode, str(when_not_finite))
     for name in ("static_graph", "gradient_as_bucket_view"):
         if getattr(config, name):
-            raise of_no_use(name, mode, True)
+            raise unused_setting(name, mode, True)
 
 
-def of_no_use(name: str, mode: SynchronizationMode, got: object) -> UsageError:
+def unused_setting(name: str, mode: SynchronizationMode, got: object) -> UsageError:
     """Return the error for a setting of gradient averaging in a mode without it."""
     return UsageError(
         f"{name}: expected the default with {mode} training, which sends updates of parameters as they are and "

@@ -287,7 +287,9 @@ class DataParallel:
         check_is_training(self._is_training)
         self._check_batches("backward")
         if not saved.saved:
-            raise UsageError("saved: it is of a forward pass in evaluation; call set_training(True) before forward")
+            raise UsageError(
+                "saved: it belongs to a forward pass in evaluation; call set_training(True) before forward"
+            )
         for index, rows in enumerate(saved.rows):
             self._samples[index] += rows
         passes = zip(saved.saved, dys, shares, strict=True)

@@ -23,7 +23,7 @@ from asyncpar.gradsync import (
 )
 from asyncpar.parallel.averaging import GradientAveraging
 from asyncpar.parallel.checked_model import CheckedModel
-from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode, check_free, of_no_use
+from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode, check_free, unused_setting
 from asyncpar.parallel.gossip import UpdateGossip
 from asyncpar.parallel.module import (
     Array,
@@ -197,7 +197,7 @@ class DistributedDataParallel:
         self._worker = WorkerThread(f"compute {self.device}")
         overlaps = self.mode.is_synchronous and not self.config.delay_all_reduce
         if overlaps and communicator.size > 1 and communicator.rank == 0:
-            self._model.tell_if_late()
+            self._model.warn_if_late()
         return self
 
     async def close(self, *, failed: bool = False, cause: BaseException | None = None) -> None:
@@ -264,7 +264,7 @@ class DistributedDataParallel:
         Raises ``UsageError`` for an invalid size, and unless synchronous.
         """
         if not self.mode.is_synchronous:
-            raise of_no_use("bucket_size", self.mode, nbytes)
+            raise unused_setting("bucket_size", self.mode, nbytes)
         self._averaging.set_bucket_size(nbytes)
 
     @property
@@ -399,7 +399,7 @@ class DistributedDataParallel:
         """
         if self._gossip is not None:
             if divide_by_initial_world_size:
-                raise of_no_use("divide_by_initial_world_size", self.mode, True)
+                raise unused_setting("divide_by_initial_world_size", self.mode, True)
             yield
             await self.settle()
             return

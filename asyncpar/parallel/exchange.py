@@ -22,6 +22,7 @@ from asyncpar.collectives.standing import stand_for_array
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout, UsageError
 from asyncpar.parallel.clock import (
+    AnnounceSettling,
     Begin,
     Event,
     PeerSettling,
@@ -32,7 +33,6 @@ from asyncpar.parallel.clock import (
     StepDone,
     StepUnwanted,
     StepWanted,
-    TellSettling,
 )
 from asyncpar.parallel.update import AsyncUpdate, UpdateLayout, merged
 
@@ -103,7 +103,9 @@ class UpdateExchange:
         try:
             await self._ask(SettleWanted())
         except BaseException as error:
-            self._failure = self._failure or AsyncparError(f"settle: given up before all had come as far ({error!r})")
+            self._failure = self._failure or AsyncparError(
+                f"settle: given up before all had made the same progress ({error!r})"
+            )
             raise
 
     async def take_arrived(self) -> AsyncUpdate | None:
@@ -164,7 +166,7 @@ class UpdateExchange:
                     self._answer()
                 case Settled():
                     self._answer()
-                case TellSettling(steps):
+                case AnnounceSettling(steps):
                     self._notices.put_nowait(steps)
         self._progress.set()
 
@@ -183,7 +185,7 @@ class UpdateExchange:
         """Run the tasks of all peers; keep the error that ended them for the trainer."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._tell_notices())
+                tasks.create_task(self._send_notices())
                 for peer in self._peers:
                     tasks.create_task(self._send_updates(peer))
                     tasks.create_task(self._receive_updates(peer))
@@ -214,7 +216,7 @@ class UpdateExchange:
                 await off_loop(partial(self._arrived.add, received), nbytes=received.nbytes)
             self._handle(PeerStepped(peer, received.step))
 
-    async def _tell_notices(self) -> None:
+    async def _send_notices(self) -> None:
         while True:
             await asyncio.gather(*self._notices_to_all(await self._notices.get()))
 

@@ -32,7 +32,7 @@ async def init_process_group(
     settings = config or BackendConfig()
     for name, given, configured in (("rank", rank, settings.rank), ("world_size", world_size, settings.world_size)):
         if given is not None and configured is not None and given != configured:
-            raise UsageError(f"{name}: expected {configured}, which config says, got {given}")
+            raise UsageError(f"{name}: expected {configured}, as in config, got {given}")
     rank = settings.rank if rank is None else rank
     world_size = settings.world_size if world_size is None else world_size
     group = await runtime.initialize(backend, replace(settings, rank=rank, world_size=world_size), group=DDP_GROUP)

@@ -88,13 +88,13 @@ class ReplicaTraining:
         async with self.turn:
             self.check()
             result = await self.workers[index].run(self._move, index, step)
-        self._tell(index, StepDone(), lambda steps: PeerStepped(index, steps))
+        self._publish(index, StepDone(), lambda steps: PeerStepped(index, steps))
         return result
 
     def settle(self, index: int) -> None:
         """Exempt ``index`` from staleness bounds until all have settled."""
         self._settling.add(index)
-        self._tell(index, SettleWanted(), lambda steps: PeerSettling(index, steps))
+        self._publish(index, SettleWanted(), lambda steps: PeerSettling(index, steps))
 
     def fail(self, index: int, error: BaseException) -> None:
         """End the steps of all: ``index`` will not continue."""
@@ -146,7 +146,7 @@ class ReplicaTraining:
             cause="it makes no progress",
         )
 
-    def _tell(self, index: int, event: Event, news: Callable[[int], Event]) -> None:
+    def _publish(self, index: int, event: Event, news: Callable[[int], Event]) -> None:
         """Feed ``event`` to the clock of ``index``, and the corresponding event to all others."""
         self._progress_at = asyncio.get_running_loop().time()
         self._handle(index, event)

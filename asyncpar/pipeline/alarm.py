@@ -110,11 +110,11 @@ class StepAlarm:
         others = [place for place in places if place != me]
         word = Word(block=block.number, sender=me, topic=topic, value=value)
         self._channel.post(Mailing(word=word), others, must_arrive=True)
-        heard = self._words.setdefault((block.number, topic), {})
-        while missing := [place for place in others if place not in heard]:
+        received = self._words.setdefault((block.number, topic), {})
+        while missing := [place for place in others if place not in received]:
             block.news.clear()
             await self._channel.wait(block.news, missing)
-        return [value if place == me else heard[place] for place in places]
+        return [value if place == me else received[place] for place in places]
 
     async def close(self) -> None:
         """End the reception.  Outgoing notices have ``grace`` seconds to leave.  Idempotent."""
@@ -128,22 +128,22 @@ class StepAlarm:
         This takes one turn of the loop, in which the notices leave: nothing may be left of this rank afterwards.
         """
         block.is_failing = True
-        was_told = block.take_back()
+        was_notified = block.take_back()
         if isinstance(error, PeerCancelled) and block.is_cancelled_by_others:
             error = asyncio.CancelledError("cancelled while another rank ended the operation that was waited for")
         is_known = bool(block.notices)
         if isinstance(error, asyncio.CancelledError):
-            if not was_told:
-                return await self._tell(block, error, NoticeKind.CANCELLED, "it was cancelled")
+            if not was_notified:
+                return await self._notify(block, error, NoticeKind.CANCELLED, "it was cancelled")
             if block.error is not None and not is_known:
                 error = block.error  # perhaps only this rank has seen it
         if not isinstance(error, (PeerCancelled, asyncio.CancelledError)):
             culprit = error.rank if isinstance(error, PeerError) else None
             is_loss = isinstance(error, PeerLost) and culprit is not None
             kind = NoticeKind.LOST if is_loss else NoticeKind.FAILED
-            return await self._tell(block, error, kind, _text_of(error), culprit)
+            return await self._notify(block, error, kind, _text_of(error), culprit)
         if isinstance(error, PeerCancelled) and not is_known:
-            error = await self._tell(block, error, NoticeKind.ECHO, _text_of(error), error.rank)
+            error = await self._notify(block, error, NoticeKind.ECHO, _text_of(error), error.rank)
             if isinstance(error, asyncio.CancelledError):
                 return error
         return await self._explained(block, error)
@@ -174,9 +174,9 @@ class StepAlarm:
     def _error_of(self, notice: Notice) -> PeerError:
         return error_of(notice, self._group.ranks, me=self._group.rank, group=self._group.name)
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------------
 
-    async def _tell(
+    async def _notify(
         self, block: RunningBlock, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
     ) -> BaseException:
         """Send notices to all others in the background, since one of them may hang; return ``error``."""
@@ -198,32 +198,32 @@ class StepAlarm:
             return cancelled
         return error
 
-    # -- hearing ---------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
 
     def _take(self, mailing: Mailing) -> None:
         content = mailing.notice or mailing.word
         if content is None or not 0 <= content.sender < self._group.size:
-            self._take_error(ProtocolError("what has come through the channel of an alarm is nothing that ranks send"))
+            self._take_error(ProtocolError("the channel of an alarm received a message that ranks do not send"))
         elif isinstance(content, Word):
             if content.block >= self._number:
                 self._words.setdefault((content.block, content.topic), {})[content.sender] = content.value
                 if self._block is not None:
                     self._block.news.set()
         elif self._block is not None and content.block == self._block.number:
-            self._block.tell(content)
+            self._block.interrupt(content)
         elif content.block > self._number:
             self._early.append(content)
 
     def _take_error(self, error: AsyncparError) -> None:
         if self._block is not None:
-            self._block.tell(error)
+            self._block.interrupt(error)
 
     def _recall(self, block: RunningBlock) -> None:
         """Take the notices of this block that arrived before it began, and forget the words of earlier ones."""
         early, self._early = self._early, []
         block.notices += [notice for notice in early if notice.block == block.number]
         self._early = [notice for notice in early if notice.block > block.number]
-        self._words = {place: heard for place, heard in self._words.items() if place[0] >= block.number}
+        self._words = {place: received for place, received in self._words.items() if place[0] >= block.number}
         if block.notices:
             raise self._error_of(block.notices[0])
 
@@ -256,12 +256,12 @@ class RunningBlock:
     def origin(self) -> Notice | None:
         return next((notice for notice in self.notices if notice.is_origin), None)
 
-    def tell(self, what: Notice | AsyncparError) -> None:
+    def interrupt(self, why: Notice | AsyncparError) -> None:
         """End the block here: another rank has left it, or no notice can be received any more."""
-        if isinstance(what, Notice):
-            self.notices.append(what)
+        if isinstance(why, Notice):
+            self.notices.append(why)
         elif self.error is None:
-            self.error = what
+            self.error = why
         self.news.set()
         if not self.has_cancelled and not self.is_failing:
             self.has_cancelled = True
@@ -269,9 +269,9 @@ class RunningBlock:
 
     @property
     def is_cancelled_by_others(self) -> bool:
-        """Whether the task has been cancelled within the block by other means than ``tell``."""
+        """Whether the task has been cancelled within the block by other means than ``interrupt``."""
         return self.task.cancelling() > self.cancelling
 
     def take_back(self) -> bool:
-        """Return whether only ``tell`` cancelled the task, and undo that cancellation."""
+        """Return whether only ``interrupt`` cancelled the task, and undo that cancellation."""
         return self.has_cancelled and self.task.uncancel() <= self.cancelling

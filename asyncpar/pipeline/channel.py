@@ -39,7 +39,7 @@ class PipelineChannel:
         """Start a reception unless one is pending."""
         if self._group.size > 1 and self._reception is None:
             self._reception = asyncio.create_task(_receive(self._group), name="reception of an alarm")
-            self._reception.add_done_callback(self._heard)
+            self._reception.add_done_callback(self._on_received)
 
     def post(self, mailing: Mailing, dests: Sequence[int], *, must_arrive: bool = False) -> None:
         """Start sending ``mailing`` to ``dests``; if it ``must_arrive``, failures are errors."""
@@ -91,7 +91,7 @@ class PipelineChannel:
                 self._on_error(error)
             # otherwise the rank is gone, which all ranks learn, or hangs and receives nothing from any rank
 
-    def _heard(self, reception: asyncio.Task[Mailing]) -> None:
+    def _on_received(self, reception: asyncio.Task[Mailing]) -> None:
         is_ours = self._reception is reception
         if is_ours:
             self._reception = None

@@ -235,8 +235,8 @@ class PipelineExecutor:
         topic = self._next_topic()
 
         async def agree() -> Route:
-            said = await self._alarm.exchange(topic, asdict(opening), self._group.ranks)
-            return self._messages_of([PipelineOpening(**one) for one in said])
+            openings = await self._alarm.exchange(topic, asdict(opening), self._group.ranks)
+            return self._messages_of([PipelineOpening(**one) for one in openings])
 
         try:
             if opening.problem is not None:

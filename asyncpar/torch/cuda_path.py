@@ -17,7 +17,7 @@ from torch import Tensor
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import check_same_dtype, of_root, only, pairs, unwrapped
 from asyncpar.torch.cuda_reductions import CudaReductions
-from asyncpar.torch.cuda_tensors import CallTensors, as_bytes, check_like, hand_out, overlap, units
+from asyncpar.torch.cuda_tensors import CallTensors, as_bytes, check_like, copy_to, overlap, units
 from asyncpar.torch.exchanges import check_equal_parts, check_received, split_sizes
 from asyncpar.torch.group_base import RECEIVE, RECEIVE_ANY, SEND, check_message, root_of
 from asyncpar.torch.work import Work
@@ -40,13 +40,13 @@ class CudaPath(CudaReductions):
         check_same_dtype([source, *outputs], "tensor_list and tensor")
         check_like(outputs[self._communicator.rank], source, "tensor_list", self._communicator.rank)
         if all(output.shape == source.shape for output in outputs):
-            put = lambda found: hand_out(found, outputs)  # noqa: E731
+            put = lambda found: copy_to(found, outputs)  # noqa: E731
             return self._gather_bytes(outputs, [source], put, opts, "all_gather")
         use = CallTensors([*outputs, source])
         flat = use.flat(source, "tensor")
         lengths = [output.numel() * units(output) for output in outputs]
         joined = flat.new_empty(sum(lengths))
-        use.later.append(lambda: hand_out(joined.split(lengths), outputs))
+        use.later.append(lambda: copy_to(joined.split(lengths), outputs))
         x, out = use.array(flat), use.array(joined)
         return self._start(use, lambda: self._communicator.all_gather_v(x, out=out), outputs, "all_gather", opts)
 
@@ -74,7 +74,7 @@ class CudaPath(CudaReductions):
 
         def put(rows: Tensor) -> None:
             for part, (output, _) in zip(rows.split(lengths, 1), found, strict=True):
-                hand_out([part.contiguous()], [output])
+                copy_to([part.contiguous()], [output])
 
         name = "all_gather_into_tensor_coalesced"
         return self._gather_bytes(list(outputs), [source for _, source in found], put, opts, name)
@@ -95,7 +95,7 @@ class CudaPath(CudaReductions):
 
         def put(rows: Tensor) -> None:
             for row, targets in zip(rows, output_lists, strict=True):
-                hand_out(row.split(lengths), targets)
+                copy_to(row.split(lengths), targets)
 
         outputs = [tensor for row in output_lists for tensor in row]
         return self._gather_bytes(outputs, input_list, put, opts, "all_gather_coalesced")
@@ -126,7 +126,7 @@ class CudaPath(CudaReductions):
                 check_like(output, source, "gather_list", rank)
             found = flat.new_empty((len(outputs), flat.numel()))
             out = use.array(found)
-            use.later.append(lambda: hand_out(found, outputs))
+            use.later.append(lambda: copy_to(found, outputs))
         x = use.array(flat)
         call = lambda: self._communicator.gather(x, root=root, out=out)  # noqa: E731
         return self._start(use, call, outputs, "gather", opts)
@@ -187,7 +187,7 @@ class CudaPath(CudaReductions):
         flats = [use.flat(tensor, "input") for tensor in inputs]
         counts, wanted = [len(flat) for flat in flats], [output.numel() * units(output) for output in outputs]
         joined = flats[0].new_empty(sum(wanted))
-        use.later.insert(0, lambda: hand_out(joined.split(wanted), outputs))
+        use.later.insert(0, lambda: copy_to(joined.split(wanted), outputs))
         x, out = use.array(torch.cat(flats)), use.array(joined)
 
         async def run(call: Any) -> None:

@@ -13,7 +13,7 @@ from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import as_list, check_same_dtype, only, pairs, unwrapped
-from asyncpar.torch.cuda_tensors import CallTensors, hand_out, overlap, scale
+from asyncpar.torch.cuda_tensors import CallTensors, copy_to, overlap, scale
 from asyncpar.torch.group_base import GroupBase, Make, root_of
 from asyncpar.torch.reductions import TorchReduction, reduction_of
 from asyncpar.torch.work import Work
@@ -135,7 +135,7 @@ class CudaReductions:
         else:
             row = whole.new_empty(whole.shape[1])
             ends = [each.shape[1] for each in wholes]
-            use.later.append(lambda: hand_out(row.split(ends), outputs))
+            use.later.append(lambda: copy_to(row.split(ends), outputs))
         if reduction.divides:
             use.later.insert(0, lambda: self._divide(row, reduction))
         source, out = use.array(whole), use.array(row.view(1, -1))

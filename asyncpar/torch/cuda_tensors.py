@@ -113,7 +113,7 @@ def scale(tensor: Tensor, reduction: TorchReduction) -> None:
     tensor.mul_(factor.to(tensor.dtype) if isinstance(factor, Tensor) else factor)
 
 
-def hand_out(parts: Any, targets: Sequence[Tensor]) -> None:
+def copy_to(parts: Any, targets: Sequence[Tensor]) -> None:
     for part, target in zip(parts, targets, strict=True):
         target.detach().copy_(part.clone().view(target.dtype).view(target.shape))
 

@@ -223,9 +223,7 @@ def _make_states(name: str, optimizer: torch.optim.Optimizer) -> None:
             f"states are there; got {kind}"
         )
     if kind == "SGD" and any(group["momentum"] and group["dampening"] for group in optimizer.param_groups):
-        raise UsageError(
-            f"{name}: with dampening the first step of SGD is another than the rest; let it make one before"
-        )
+        raise UsageError(f"{name}: with dampening the first step of SGD differs from the rest; take one step before")
     moved = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     before = [(parameter.grad, parameter.detach().clone()) for parameter, _ in moved]
     for parameter, _ in moved:

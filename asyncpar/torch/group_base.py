@@ -239,16 +239,16 @@ class GroupBase(dist.ProcessGroup):
             pending.cancel()
             del pending  # it has the error whose traceback has this frame
 
-    def refuse(self, operation: str, error: E, tell: Callable[[], None] | None = None) -> E:
+    def refuse(self, operation: str, error: E, notify: Callable[[], None] | None = None) -> E:
         """Return the error to raise for wrong arguments of ``operation``.
 
-        ``tell``, called on the loop, gives the call its place, at which it ends on the other ranks with the reason.  It
-        is not called for a destroyed group, nor for an error that was already handled.
+        ``notify``, called on the loop, gives the call its place, at which it ends on the other ranks with the reason.
+        It is not called for a destroyed group, nor for an error that was already handled.
         """
-        if tell is not None and not self.is_ended and not isinstance(error, dist.DistBackendError):
+        if notify is not None and not self.is_ended and not isinstance(error, dist.DistBackendError):
             self._begun += 1
             with suppress(UsageError):  # the loop has ended, and with it all groups
-                self.thread.start(partial(_do, tell), at_once=True, what=operation)
+                self.thread.start(partial(_do, notify), at_once=True, what=operation)
         return as_torch(error, operation)
 
     def _begin(self, make: Make, operation: str, *, at_once: bool) -> Pending[Any]:
@@ -291,9 +291,9 @@ class GroupBase(dist.ProcessGroup):
                 if isinstance(error, AsyncparError):
                     raise
                 cause = error.__cause__ or error.__context__
-                told = f": {cause}" if cause is not None and str(cause) else ""
+                reason = f": {cause}" if cause is not None and str(cause) else ""
                 raise PeerTimeout(
-                    f"rank {self.communicator.rank}: {operation}: not over within its timeout of {seconds} s{told}"
+                    f"rank {self.communicator.rank}: {operation}: not over within its timeout of {seconds} s{reason}"
                 ) from None
 
         return lambda: within(make())
@@ -327,10 +327,10 @@ class GroupBase(dist.ProcessGroup):
         elif is_through and self.communicator.size > 1:
             with suppress(AsyncparError, TimeoutError):  # a rank that does not come needs nothing, or has its own error
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await self._meet_at_the_end()
+                    await self._wait_until_all_leave()
         await self.node.stop()
 
-    async def _meet_at_the_end(self) -> None:
+    async def _wait_until_all_leave(self) -> None:
         """Wait until all ranks leave; notify those that do not come soon that they need not wait for this one."""
         farewell = asyncio.ensure_future(self.communicator.barrier(key="torch farewell"))
         try:
@@ -347,7 +347,7 @@ class GroupBase(dist.ProcessGroup):
         self.is_ended = True
         self._cancel_pending()
         if not self._owns_node:
-            self._tell_end()
+            self._announce_end()
         else:
             self.steps.close()
             remains.update(_mappings(self.node))
@@ -356,7 +356,7 @@ class GroupBase(dist.ProcessGroup):
                 with suppress(TimeoutError):
                     self.thread.call(leave, timeout=ENDING_SECONDS)
 
-    def _tell_end(self) -> None:
+    def _announce_end(self) -> None:
         """End operations of this group that other ranks call or will call, since this rank will not."""
         communicator = self.communicator
         rank = communicator.ranks[communicator.rank]

@@ -38,17 +38,19 @@ _ANSWER_SECONDS = 2.0
 
 async def _collect(communicator: Communicator, number: int, seconds: float, *, wait_all_ranks: bool) -> None:
     """Run the barrier on rank 0: receive from all ranks, then notify them which ranks are missing."""
-    waiting = {rank: asyncio.ensure_future(_hear(communicator, rank, number)) for rank in range(1, communicator.size)}
+    waiting = {
+        rank: asyncio.ensure_future(_receive(communicator, rank, number)) for rank in range(1, communicator.size)
+    }
     when = asyncio.ALL_COMPLETED if wait_all_ranks else asyncio.FIRST_EXCEPTION
     try:
         if waiting:
             await asyncio.wait(waiting.values(), timeout=seconds, return_when=when)
-        missing = [rank for rank, heard in waiting.items() if not heard.done()]
-        failed = [rank for rank, heard in waiting.items() if heard.done() and heard.exception() is not None]
+        missing = [rank for rank, one in waiting.items() if not one.done()]
+        failed = [rank for rank, one in waiting.items() if one.done() and one.exception() is not None]
         errors = [waiting[rank].exception() for rank in failed]
     finally:
-        for heard in waiting.values():
-            heard.cancel()
+        for reception in waiting.values():
+            reception.cancel()
     absent = sorted(missing + failed)
     if not wait_all_ranks:
         absent = absent[:1]
@@ -58,15 +60,17 @@ async def _collect(communicator: Communicator, number: int, seconds: float, *, w
         if error is not None:
             raise error
     if absent:
-        raise PeerTimeout(_told(absent, seconds), rank=communicator.ranks[absent[0]], operation="monitored_barrier")
+        raise PeerTimeout(
+            _timeout_message(absent, seconds), rank=communicator.ranks[absent[0]], operation="monitored_barrier"
+        )
 
 
-async def _hear(communicator: Communicator, rank: int, number: int) -> list[int]:
+async def _receive(communicator: Communicator, rank: int, number: int) -> list[int]:
     """Return the rest of the message of ``rank`` in barrier ``number``; messages of earlier barriers are dropped."""
     while True:
-        said, *words = (await communicator.recv(rank, tag=_TAG)).tolist()
-        if said == number:
-            return words
+        barrier, *rest = (await communicator.recv(rank, tag=_TAG)).tolist()
+        if barrier == number:
+            return rest
 
 
 async def _answer(communicator: Communicator, ranks: Sequence[int], numbers: Sequence[int]) -> None:
@@ -79,17 +83,17 @@ async def _report(communicator: Communicator, number: int, seconds: float) -> No
     try:
         async with asyncio.timeout(seconds + _ANSWER_SECONDS):
             await communicator.send(np.array([number], np.int64), 0, tag=_TAG)
-            absent = await _hear(communicator, 0, number)
+            absent = await _receive(communicator, 0, number)
     except TimeoutError as error:
         if isinstance(error, PeerTimeout):
             raise
         message = f"monitored_barrier: rank 0 has not come, or not answered, within {seconds} s"
         raise PeerTimeout(message, rank=communicator.ranks[0], operation="monitored_barrier") from None
     if absent:
-        raise PeerTimeout(_told(absent, seconds), operation="monitored_barrier")
+        raise PeerTimeout(_timeout_message(absent, seconds), operation="monitored_barrier")
 
 
-def _told(absent: Sequence[int], seconds: float) -> str:
+def _timeout_message(absent: Sequence[int], seconds: float) -> str:
     """Name the ``absent`` ranks in the words of torch's other backends, which programs look for."""
     ranks = f"{'Rank' if len(absent) == 1 else 'Ranks'} {', '.join(map(str, absent))}"
     return f"Rank 0 timed out in monitoredBarrier after {seconds} s: {ranks} failed to pass monitoredBarrier in time"

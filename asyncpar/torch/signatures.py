@@ -42,7 +42,7 @@ def cuda_path_name(environment: Mapping[str, str]) -> str:
 def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         raise UsageError(
-            "NCCL, which would be its path, is not there (this torch was built without it, or sees no GPU; "
+            "NCCL, which would be its path, is missing (this torch was built without it, or sees no GPU; "
             f"{CUDA_VARIABLE}={OWN} on all ranks takes asyncpar's)"
         )
     options = dist.ProcessGroupNCCL.Options()
@@ -129,7 +129,7 @@ def operation(
                     return getattr(path, attribute)(*bound)
             except Exception as error:
                 refused = self.refuse(
-                    name, error, _telling(self, name, error, refuse, [*given, *named.values()], bound)
+                    name, error, _notifier(self, name, error, refuse, [*given, *named.values()], bound)
                 )
                 if refused is error:
                     raise
@@ -141,7 +141,7 @@ def operation(
     return decorate
 
 
-def _telling(
+def _notifier(
     group: GroupBase,
     name: str,
     error: Exception,

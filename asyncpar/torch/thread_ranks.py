@@ -231,7 +231,7 @@ class ThreadRanks:
             threads = [
                 threading.Thread(
                     target=copy_context().run,
-                    args=(_be_rank, run, rank, options, lambda rank: function(rank, *args, **kwargs)),
+                    args=(_run_rank, run, rank, options, lambda rank: function(rank, *args, **kwargs)),
                     name=f"rank {rank}",
                     daemon=True,
                 )
@@ -250,7 +250,7 @@ class ThreadRanks:
 # -- in the thread of a rank -------------------------------------------------------------------------------------------
 
 
-def _be_rank(run: _Run, rank: int, options: InProcess, function: Callable[[int], Any]) -> None:
+def _run_rank(run: _Run, rank: int, options: InProcess, function: Callable[[int], Any]) -> None:
     """Run ``rank``; its result or error is stored in ``run``."""
     run.worlds.enter()
     torch.autograd.set_multithreading_enabled(False)  # the engine's own threads have no groups

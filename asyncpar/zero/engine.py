@@ -42,7 +42,7 @@ from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.row_sum import RowSums
 from asyncpar.zero.share import StatePiece, describe, pieces_of, restore_pieces
 from asyncpar.zero.step_state import EnginePhase, StepState
-from asyncpar.zero.stepping import OwnedUpdate, StepAgreement, gather_values, global_norm
+from asyncpar.zero.stepping import CommitVote, OwnedUpdate, gather_values, global_norm
 
 T = TypeVar("T")
 
@@ -214,7 +214,7 @@ class ZeroEngine:
         """
         self._state.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
-            own = await self._looked_at(lambda: self.squared_norm(without=without))
+            own = await self._read_gradients(lambda: self.squared_norm(without=without))
             return await global_norm(self._means, own)
 
     def is_finite(self) -> bool:
@@ -239,11 +239,11 @@ class ZeroEngine:
             raise UsageError(f"factor: expected a finite number, got {factor}")
         self.factor *= factor
 
-    async def _looked_at(self, look: Callable[[], T]) -> T:
-        """Return the result of ``look`` at the gradients, without blocking the loop."""
+    async def _read_gradients(self, read: Callable[[], T]) -> T:
+        """Return the result of ``read``, which reads all gradients, without blocking the loop."""
         found: list[T] = []
         nbytes = sum(share.own_gradient.nbytes for share in self._means.shares)
-        await off_loop(lambda: found.append(look()), nbytes=nbytes)
+        await off_loop(lambda: found.append(read()), nbytes=nbytes)
         return found[0]
 
     def zero_grad(self) -> None:
@@ -268,14 +268,14 @@ class ZeroEngine:
         async with self._recovery.all_or_none("step"):
             if gatherer is not None:
                 await gatherer.forget_prefetched()
-            agreement = StepAgreement(
+            vote = CommitVote(
                 self._means,
                 step=self.step_count,
                 learning_rate=learning_rate,
                 factor=self.factor,
-                is_finite=await self._looked_at(self.is_finite),
+                is_finite=await self._read_gradients(self.is_finite),
             )
-            objection = await agreement.run()
+            objection = await vote.run()
         if objection is not None:
             raise objection
         update = self._begin_update(learning_rate)
@@ -318,7 +318,7 @@ class ZeroEngine:
         """Abort the step on all replicas, and the next ``resume``, in which this one takes no part.  Does not wait."""
         self._state.check_prepared("leave")
         await self._recovery.break_off(why)
-        self._recovery.stay_away(0)
+        self._recovery.abort_meeting(0)
 
     async def catch_up(self, learning_rate: float) -> None:
         """Take, on this rank alone, the step that the other replicas have taken with these gradients.
@@ -451,7 +451,7 @@ class ZeroEngine:
             restore_pieces((share.held for share in self._means.shares), arrays)
         except UsageError:
             await self._recovery.break_off("restore")
-            self._recovery.stay_away(attempt)
+            self._recovery.abort_meeting(attempt)
             raise
         self.step_count = step_count
         restore_skipped((share.range for share in self._means.shares), skipped or {})

@@ -157,8 +157,8 @@ async def gather_lacking(state: ReductionState, parameters: Sequence[Parameter],
 
 async def _known_in(group: Communicator, names: list[str]) -> list[str]:
     """Return all names of ranks of ``group``, in one order."""
-    everyone = await group.all_gather_object(names, wanted=list[str])
-    return list(dict.fromkeys(name for of_rank in everyone for name in of_rank))
+    gathered = await group.all_gather_object(names, wanted=list[str])
+    return list(dict.fromkeys(name for of_rank in gathered for name in of_rank))
 
 
 async def _show_copies(group: Communicator, copies: Mapping[str, str], total: Lacking) -> None:
@@ -166,11 +166,11 @@ async def _show_copies(group: Communicator, copies: Mapping[str, str], total: La
     if group.size == 1:
         return
     held = {copy: total[name] for copy, name in copies.items() if name in total}
-    everyone = await group.all_gather_object({copy: x.size for copy, x in held.items()}, wanted=dict[str, int])
-    first = {copy: rank for rank in reversed(range(group.size)) for copy in everyone[rank]}
+    gathered = await group.all_gather_object({copy: x.size for copy, x in held.items()}, wanted=dict[str, int])
+    first = {copy: rank for rank in reversed(range(group.size)) for copy in gathered[rank]}
     for copy in sorted(first):
         own = held.get(copy)
-        x = np.zeros(everyone[first[copy]][copy]) if own is None else own
+        x = np.zeros(gathered[first[copy]][copy]) if own is None else own
         total[copies[copy]] = await group.broadcast(x, root=first[copy])
 
 

@@ -133,7 +133,7 @@ def make_partition(
     return Partition(size=size, specs=tuple(specs), buckets=packer.finish())
 
 
-def thinned(partition: Partition, frozen: Collection[int]) -> tuple[RowBucket, ...]:
+def without_frozen(partition: Partition, frozen: Collection[int]) -> tuple[RowBucket, ...]:
     """Return the buckets without the places of ``frozen`` parameters, renumbered; those left empty are dropped.
 
     There is always at least one, since ranks communicate through it: where nothing is left, it has rows of one unowned

@@ -16,7 +16,7 @@ from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.parameter_gatherer import ParameterGatherer
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.step_state import EnginePhase, StepState
-from asyncpar.zero.stepping import StepAgreement, norm_exchange, value_gathers
+from asyncpar.zero.stepping import CommitVote, norm_exchange, value_gathers
 
 
 class Names:
@@ -66,7 +66,7 @@ class Recovery:
         if self.gatherer is not None:
             await self.gatherer.abandon()
         norm_exchange(self._means, 0.0).close()
-        StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).close()
+        CommitVote(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).close()
         for gather in value_gathers(self._means, "spread"):
             gather.give_up()
 
@@ -86,7 +86,7 @@ class Recovery:
                 rank=rank,
             )
 
-    def stay_away(self, attempt: int) -> None:
+    def abort_meeting(self, attempt: int) -> None:
         """Abort the meeting on all ranks.  Does not wait."""
         self._meeting(0, attempt).close()
 

@@ -10,7 +10,7 @@ from asyncpar.core.observe.records import EventState
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.errors import UsageError
 from asyncpar.zero.buckets import BucketReduction, Contributions, Means
-from asyncpar.zero.partition import thinned
+from asyncpar.zero.partition import without_frozen
 from asyncpar.zero.tasks import first_failure, stopped
 
 
@@ -127,7 +127,7 @@ class _Round:
     def __init__(self, means: Means) -> None:
         self.reported: set[int] = set()
         self.frozen = means.frozen
-        buckets = thinned(means.partition, self.frozen)
+        buckets = without_frozen(means.partition, self.frozen)
         self.contributions = Contributions(buckets) if means.config.stage.shards_gradients else None
         self.missing = Counter({bucket.index: len(set(bucket.parameters)) for bucket in buckets})
         self.buckets_of: dict[int, list[int]] = {}

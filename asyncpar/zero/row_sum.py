@@ -317,7 +317,7 @@ class StepFeedback:
         self._rows = tuple(RowFeedback((len(self._encoded), bucket.width)) for bucket in partition.buckets)
 
     def of(self, bucket: RowBucket) -> RowResiduals | None:
-        """Return the residuals of ``bucket``, which may be thinned; None if it has no values."""
+        """Return the residuals of ``bucket``, which may lack frozen parameters; None if it has no values."""
         if bucket.origin is None:
             return self._rows[bucket.index]
         whole, rows = self._partition.buckets[bucket.origin], self._rows[bucket.origin]

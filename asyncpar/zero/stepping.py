@@ -17,7 +17,7 @@ from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.nn.optimizers import combined
 from asyncpar.zero.buckets import BucketGather, Means
-from asyncpar.zero.partition import RowBucket, thinned
+from asyncpar.zero.partition import RowBucket, without_frozen
 from asyncpar.zero.share import ParameterShare
 from asyncpar.zero.tasks import ended, first_failure, stopped
 
@@ -34,7 +34,7 @@ async def global_norm(means: Means, own: float) -> float:
     return math.sqrt(combined(rows[:, 0].tolist()))
 
 
-class StepAgreement:
+class CommitVote:
     """An exchange in which replicas announce the step that they are about to take.
 
     They send its number, rate and scale, and a checksum of frozen parameters, negative if gradients are not finite.  If
@@ -125,7 +125,7 @@ class OwnedUpdate:
         self._means = means
         self._settings = settings
         self._window = asyncio.Semaphore(window)
-        self._buckets = [bucket for bucket in thinned(means.partition, means.frozen) if bucket.slots]
+        self._buckets = [bucket for bucket in without_frozen(means.partition, means.frozen) if bucket.slots]
         self._gathers = value_gathers(means, "spread", self._buckets)
         self._targets = [share.flat_value for share in means.shares] if self._gathers else []
         self._is_updated = [asyncio.Event() for _ in means.partition.buckets]

@@ -55,8 +55,8 @@ def test_a_closed_collective_ends_on_all_ranks_with_the_reason_and_the_key_goes_
         async with local_world(3) as nodes:
             return await on_all(nodes, on_rank)
 
-    told = f"OSError: {reason}" if reason else "CancelledError, before it began"
-    assert run_virtual(main()) == [told, "closed", told]
+    cause = f"OSError: {reason}" if reason else "CancelledError, before it began"
+    assert run_virtual(main()) == [cause, "closed", cause]
 
 
 def test_a_collective_that_has_begun_is_not_closed() -> None:

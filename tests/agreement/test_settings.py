@@ -28,7 +28,7 @@ class Outer:
 
 
 async def differences(*settings: dict[str, object]) -> list[str]:
-    """Return what each rank is told."""
+    """Return the error of each rank."""
     async with local_world(len(settings)) as nodes:
         calls = [compare_settings(node.world, mine) for node, mine in zip(nodes, settings, strict=True)]
         return [str(result) for result in await asyncio.gather(*calls, return_exceptions=True)]
@@ -44,9 +44,9 @@ async def test_the_order_of_names_does_not_matter() -> None:
 
 
 async def test_a_field_inside_of_a_field_is_named() -> None:
-    told = await differences({"model": Outer()}, {"model": Outer(inner=Inner(rate=0.25), split=(1, 3))})
+    errors = await differences({"model": Outer()}, {"model": Outer(inner=Inner(rate=0.25), split=(1, 3))})
     assert (
-        told
+        errors
         == [
             "settings: expected the same on all ranks, but model.inner.rate is 0.5 on rank 0 and 0.25 on rank 1; "
             "model.split is [1, 2] on rank 0 and [1, 3] on rank 1"
@@ -60,8 +60,8 @@ async def test_kinds_of_values_differ_even_when_they_look_alike() -> None:
 
 
 async def test_what_only_some_ranks_have_is_a_difference() -> None:
-    told = await differences({"seed": 1}, {}, {"seed": 1})
-    assert "seed is 1 on ranks 0, 2 and not set on rank 1" in told[1]
+    errors = await differences({"seed": 1}, {}, {"seed": 1})
+    assert "seed is 1 on ranks 0, 2 and not set on rank 1" in errors[1]
 
 
 async def test_the_error_is_a_usage_error() -> None:

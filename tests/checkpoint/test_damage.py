@@ -142,8 +142,10 @@ def test_latest_skips_what_is_damaged_or_unfinished_and_says_so(
     found = latest(path.parent)
     assert found is not None
     assert found.step == 3
-    told = [record.getMessage() for record in caplog.records]
-    assert [name in " ".join(told) for name in ("step_000000004", "5 is", "6.saving", "7.mine")] == [True] * 3 + [False]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [name in " ".join(messages) for name in ("step_000000004", "5 is", "6.saving", "7.mine")] == [True] * 3 + [
+        False
+    ]
     run_virtual(load_and_check(path.parent, small_model(), LOADED, step=3))
 
 

@@ -14,7 +14,16 @@ from asyncpar.checkpoint import LocalFiles, NewFile, latest
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
-from tests.checkpoint.worlds import NoSync, UnsyncedFile, assert_all_say, each, each_fails, load_and_check, save, saving
+from tests.checkpoint.worlds import (
+    NoSync,
+    UnsyncedFile,
+    assert_all_raise,
+    each,
+    each_fails,
+    load_and_check,
+    save,
+    saving,
+)
 
 
 class Full(NoSync):
@@ -60,7 +69,7 @@ def test_a_disk_that_is_full_is_an_error_on_all_ranks_and_the_next_save_works(
                     files=Full(room) if node.rank == rank else NoSync(),
                 ),
             )
-            assert_all_say(errors, f"rank {rank} cannot write to", "No space left on device")
+            assert_all_raise(errors, f"rank {rank} cannot write to", "No space left on device")
             last = latest(tmp_path)
             assert last is not None
             assert last.step == 1
@@ -79,7 +88,7 @@ def test_a_folder_that_may_not_be_made_is_an_error_on_all_ranks(tmp_path: Path) 
             errors = await each_fails(
                 nodes, lambda node: saving(node, tmp_path / "file" / "folder", small_model(), Layout(dp=2))
             )
-            assert_all_say(errors, "rank 0 cannot write to", "file")
+            assert_all_raise(errors, "rank 0 cannot write to", "file")
 
     run_virtual(main())
 
@@ -91,7 +100,7 @@ def test_ranks_that_do_not_see_each_others_files_say_so(tmp_path: Path) -> None:
         async with local_world(3, hosts=["left", "left", "right"]) as nodes:
             folders = [tmp_path / "left", tmp_path / "left", tmp_path / "right"]
             errors = await each_fails(nodes, lambda node: saving(node, folders[node.rank], small_model(), Layout(dp=3)))
-            assert_all_say(errors, "rank 2 does not see the folder", "all ranks must share one file system")
+            assert_all_raise(errors, "rank 2 does not see the folder", "all ranks must share one file system")
 
     run_virtual(main())
 
@@ -117,7 +126,7 @@ def test_rank_0_notices_that_it_does_not_see_what_another_has_written(tmp_path: 
                     files=Elsewhere() if node.rank else NoSync(),
                 ),
             )
-            assert_all_say(errors, "rank 0 cannot read", "rank_00001.json", "all ranks must share one file system")
+            assert_all_raise(errors, "rank 0 cannot read", "rank_00001.json", "all ranks must share one file system")
         assert latest(tmp_path / "here") is None
 
     run_virtual(main())
@@ -153,7 +162,7 @@ def test_a_disk_that_fails_to_sync_is_an_error_on_all_ranks(tmp_path: Path, monk
             errors = await each_fails(
                 nodes, lambda node: saving(node, tmp_path, small_model(), Layout(dp=2), files=LocalFiles())
             )
-            assert_all_say(errors, "cannot write to", "Input/output error")
+            assert_all_raise(errors, "cannot write to", "Input/output error")
         assert latest(tmp_path) is None
 
     run_virtual(main())

@@ -13,7 +13,17 @@ from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerL
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
-from tests.checkpoint.worlds import MODEL, Gate, NoSync, assert_all_say, each, each_fails, load_and_check, save, saving
+from tests.checkpoint.worlds import (
+    MODEL,
+    Gate,
+    NoSync,
+    assert_all_raise,
+    each,
+    each_fails,
+    load_and_check,
+    save,
+    saving,
+)
 
 # -- ranks that go -------------------------------------------------------------------------------------------------
 
@@ -125,7 +135,7 @@ async def test_a_file_system_that_hangs_is_an_error_on_all_ranks(tmp_path: Path)
             ),
         )
         asyncio.get_running_loop().call_later(1.0, hung.set)
-        assert_all_say(await pending, "no progress for 0.3 s; does the file system hang?")
+        assert_all_raise(await pending, "no progress for 0.3 s; does the file system hang?")
 
 
 # -- beside the training -------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ def test_an_array_that_changes_while_it_is_saved_is_an_error_and_no_checkpoint(t
                 changed.view(np.uint16)[0] = ~small_model()[3].whole.view(np.uint16)[0]
             gate.open()
             errors = await each_fails(nodes, lambda node: running[node.rank])
-            assert_all_say(errors, 'tensor "bias" (value): its array has changed while it was saved')
+            assert_all_raise(errors, 'tensor "bias" (value): its array has changed while it was saved')
         assert latest(tmp_path) is None
 
     run_virtual(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
-from tests.checkpoint.worlds import Gate, NoSync, assert_all_say, each_fails, load_and_check, save, saving
+from tests.checkpoint.worlds import Gate, NoSync, assert_all_raise, each_fails, load_and_check, save, saving
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_step_is_saved_once(tmp_path: Path) -> None:
             errors = await each_fails(
                 nodes, lambda node: saving(node, tmp_path, small_model(seed=9), Layout(dp=2), step=7)
             )
-        assert_all_say(errors, "step_000000007 is there already: remove it, or save another step")
+        assert_all_raise(errors, "step_000000007 is there already: remove it, or save another step")
         await load_and_check(tmp_path, small_model(), Layout())
 
     run_virtual(main())
@@ -88,7 +88,7 @@ def test_two_saves_into_one_folder_at_once_do_not_disturb_each_other(tmp_path: P
             running = [asyncio.ensure_future(call) for call in calls]
             await gate.reached.wait()
             errors = await each_fails(others, lambda node: saving(node, tmp_path, small_model(), Layout(dp=2), step=2))
-            assert_all_say(errors, "another save into this folder is under way")
+            assert_all_raise(errors, "another save into this folder is under way")
             gate.open()
             await asyncio.gather(*running)
         await load_and_check(tmp_path, small_model(), Layout())
@@ -118,7 +118,7 @@ def test_no_file_is_made_where_a_link_with_the_name_of_the_lock_points(tmp_path:
         (tmp_path / ".saving.lock").symlink_to(tmp_path / "elsewhere")
         async with local_world(1) as nodes:
             errors = await each_fails(nodes, lambda node: saving(node, tmp_path, small_model(), Layout(), step=1))
-        assert_all_say(errors, "symbolic link")
+        assert_all_raise(errors, "symbolic link")
         assert not (tmp_path / "elsewhere").exists()
 
     run_virtual(main())

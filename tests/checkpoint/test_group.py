@@ -1,4 +1,4 @@
-"""Work that all ranks do at once: all hear how it ended, and nobody goes on for nothing."""
+"""Work that all ranks do at once: all learn how it ended, and no rank continues in vain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_all_get_what_each_has_made() -> None:
             for number in range(2):
                 results = await each(
                     nodes,
-                    lambda node: savers[node.rank].agree(lambda _: [node.rank, number], wanted=list[int]),  # noqa: B023
+                    lambda node: savers[node.rank].run_on_all(lambda _: [node.rank, number], wanted=list[int]),  # noqa: B023
                 )
                 assert results == [[[0, number], [1, number], [2, number]]] * 3
 
@@ -50,7 +50,7 @@ def test_work_that_is_not_wanted_any_more_is_stopped() -> None:
         async with local_world(2) as nodes:
             savers = [CheckpointGroup(node.world, "testing") for node in nodes]
             errors = await each_fails(
-                nodes, lambda node: savers[node.rank].agree(fail if node.rank else go_on, wanted=None)
+                nodes, lambda node: savers[node.rank].run_on_all(fail if node.rank else go_on, wanted=None)
             )
             assert str(errors[0]) == "testing: rank 1 failed: the disk is on fire"
             assert str(errors[1]) == "the disk is on fire"
@@ -71,7 +71,7 @@ def test_errors_name_ranks_of_the_group_rather_than_of_the_world(culprit: int) -
             savers = [CheckpointGroup(group, "testing") for group in groups if group is not None]
             errors = await each_fails(
                 members,
-                lambda node: savers[4 - node.rank].agree(
+                lambda node: savers[4 - node.rank].run_on_all(
                     fail if 4 - node.rank == culprit else lambda _: None, wanted=None
                 ),
             )
@@ -99,7 +99,9 @@ def test_work_may_take_longer_than_the_timeout_while_it_goes_on() -> None:
             for node in nodes:
                 node.world.timeout = 0.3
             savers = [CheckpointGroup(node.world, "testing") for node in nodes]
-            await each(nodes, lambda node: savers[node.rank].agree(plod if node.rank else lambda _: None, wanted=None))
+            await each(
+                nodes, lambda node: savers[node.rank].run_on_all(plod if node.rank else lambda _: None, wanted=None)
+            )
 
     asyncio.run(main())
 
@@ -111,7 +113,7 @@ def test_a_rank_that_leaves_twice_says_it_once_and_a_group_of_one_says_nothing()
             savers[1].leave("first")
             savers[1].leave("second")
             with pytest.raises(CheckpointError, match="rank 1 failed: first"):
-                await savers[0].agree(lambda _: None, wanted=None)
+                await savers[0].run_on_all(lambda _: None, wanted=None)
             alone = nodes[0].world.subgroup([0])
             assert alone is not None
             CheckpointGroup(alone, "testing").leave("nobody hears")

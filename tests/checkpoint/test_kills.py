@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.process
 @pytest.mark.timeout(30 + 5 * KILLS)
 def test_a_kill_never_loses_a_checkpoint_that_was_complete(place: Path) -> None:
-    """Each victim goes on where the last one was killed, and says which steps it has saved."""
+    """Each victim goes on where the last one was killed, and reports the steps that it has saved."""
     folder, complete = place / "checkpoints", -1
     for seed in range(KILLS):
         command = [sys.executable, "-W", "error", "-m", "tests.checkpoint.victim", str(folder), str(seed)]

@@ -17,7 +17,7 @@ from asyncpar.errors import CheckpointError, PeerCancelled, UsageError
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
-from tests.checkpoint.worlds import MODEL, assert_all_say, each_fails, load_and_check, load_fails, loading, save
+from tests.checkpoint.worlds import MODEL, assert_all_raise, each_fails, load_and_check, load_fails, loading, save
 
 F32 = np.dtype(np.float32)
 
@@ -62,7 +62,7 @@ def test_a_tensor_that_is_not_there_or_is_another_is_named_on_all_ranks(
     folder: Path, tensor: Wanted, texts: list[str]
 ) -> None:
     errors = run_virtual(loads_fail(folder, tensor))
-    assert_all_say(errors, *texts)
+    assert_all_raise(errors, *texts)
     assert ["rank 1 failed" in str(error) for error in errors] == [True, False, True]
 
 
@@ -78,7 +78,7 @@ def test_a_tensor_that_is_not_there_or_is_another_is_named_on_all_ranks(
 def test_a_checkpoint_of_another_model_is_refused_naming_the_field(
     folder: Path, model: dict[str, Any], text: str
 ) -> None:
-    assert_all_say(run_virtual(load_fails(folder, small_model(), Layout(dp=2), model=model)), "another model", text)
+    assert_all_raise(run_virtual(load_fails(folder, small_model(), Layout(dp=2), model=model)), "another model", text)
 
 
 def test_a_model_that_only_one_rank_has_is_refused_on_all(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_model_that_only_one_rank_has_is_refused_on_all(folder: Path) -> None:
             errors = await each_fails(
                 nodes, lambda node: loading(node, folder, small_model(), Layout(dp=2), model=models[node.rank])
             )
-            assert_all_say(errors, "another model", "model.hidden")
+            assert_all_raise(errors, "another model", "model.hidden")
 
     run_virtual(main())
 
@@ -97,23 +97,23 @@ def test_where_there_is_no_checkpoint_it_says_what_there_is(tmp_path: Path) -> N
     def refusals(folder: Path, **options: Any) -> list[BaseException]:
         return run_virtual(load_fails(folder, small_model(), Layout(dp=2), **options))
 
-    assert_all_say(refusals(tmp_path / "nowhere"), "there is no such folder")
-    assert_all_say(refusals(tmp_path), f"{tmp_path}: there is no complete checkpoint")
+    assert_all_raise(refusals(tmp_path / "nowhere"), "there is no such folder")
+    assert_all_raise(refusals(tmp_path), f"{tmp_path}: there is no complete checkpoint")
     assert latest(tmp_path) is None
     (tmp_path / "step_000000005.saving-0123456789abcdef").mkdir()
     (tmp_path / "step_000000004").mkdir()
-    assert_all_say(refusals(tmp_path), "saving step_000000004 was not finished", "saving step_000000005.saving-")
-    assert_all_say(refusals(tmp_path, step=4), "step_000000004: there is no complete checkpoint here")
-    assert_all_say(refusals(tmp_path, step=6), f"{tmp_path}: there is no checkpoint of step 6")
+    assert_all_raise(refusals(tmp_path), "saving step_000000004 was not finished", "saving step_000000005.saving-")
+    assert_all_raise(refusals(tmp_path, step=4), "step_000000004: there is no complete checkpoint here")
+    assert_all_raise(refusals(tmp_path, step=6), f"{tmp_path}: there is no checkpoint of step 6")
     (tmp_path / "file").write_text("hello")
-    assert_all_say(refusals(tmp_path / "file"), "there is no such folder")
+    assert_all_raise(refusals(tmp_path / "file"), "there is no such folder")
     with pytest.raises(CheckpointError, match="No such file"):
         latest(tmp_path / "nowhere")
 
 
 def test_a_step_that_is_not_that_of_the_folder_is_refused(folder: Path) -> None:
     errors = run_virtual(load_fails(folder / "step_000000001", small_model(), Layout(dp=2), step=2))
-    assert_all_say(errors, "expected the checkpoint of step 2, got that of 1")
+    assert_all_raise(errors, "expected the checkpoint of step 2, got that of 1")
 
 
 def test_a_file_that_may_not_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_file_that_may_not_be_read_is_named(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "open", refuse)
     errors = run_virtual(load_fails(folder, small_model(), Layout()))
-    assert_all_say(errors, "cannot read", "rank_00000.safetensors: Permission denied")
+    assert_all_raise(errors, "cannot read", "rank_00000.safetensors: Permission denied")
 
 
 def test_a_disk_that_cannot_read_is_an_error_on_all_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_disk_that_cannot_read_is_an_error_on_all_ranks(folder: Path, monkeypa
 
     monkeypatch.setattr(os, "preadv", fail)
     errors = run_virtual(load_fails(folder, small_model(), Layout(dp=2)))
-    assert_all_say(errors, "cannot read", "Input/output error")
+    assert_all_raise(errors, "cannot read", "Input/output error")
 
 
 def test_a_rank_that_does_not_see_the_folder_is_named(folder: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_rank_that_does_not_see_the_folder_is_named(folder: Path, tmp_path: Pa
             errors = await each_fails(
                 nodes, lambda node: loading(node, folders[node.rank], small_model(), Layout(dp=3))
             )
-            assert_all_say(errors, "rank 2 does not see the folder", "all ranks must share one file system")
+            assert_all_raise(errors, "rank 2 does not see the folder", "all ranks must share one file system")
 
     run_virtual(main())
 

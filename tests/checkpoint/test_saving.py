@@ -17,7 +17,7 @@ from asyncpar.errors import CheckpointError, UsageError
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, Tensor, random_bits, small_model
-from tests.checkpoint.worlds import assert_all_say, each, each_fails, load_and_check, save, saving
+from tests.checkpoint.worlds import assert_all_raise, each, each_fails, load_and_check, save, saving
 
 F32 = np.dtype(np.float32)
 
@@ -62,7 +62,7 @@ def test_replicas_that_have_drifted_are_named(tmp_path: Path) -> None:
                 nodes,
                 lambda node: saving(node, tmp_path, drifted if node.rank == 2 else tensors, Layout(dp=4)),
             )
-            assert_all_say(
+            assert_all_raise(
                 errors,
                 'tensor "bias" (value): replicas have drifted: ranks 0, 1, 3 and rank 2 hold different values',
             )
@@ -86,7 +86,7 @@ def test_a_tensor_of_which_a_part_is_missing_is_not_saved(tmp_path: Path) -> Non
                     node, tmp_path, tensors, Layout(), pieces=Layout(tp=3).pieces(tensors, 2 * node.rank)
                 ),
             )
-            assert_all_say(errors, 'tensor "w" (value) of shape (6, 4): no rank has its values 8..16')
+            assert_all_raise(errors, 'tensor "w" (value) of shape (6, 4): no rank has its values 8..16')
         assert latest(tmp_path) is None
 
     run_virtual(main())
@@ -106,7 +106,7 @@ def test_ranks_that_have_different_tensors_by_one_name_are_named(
         ]
         async with local_world(2) as nodes:
             errors = await each_fails(nodes, lambda node: saving(node, tmp_path, models[node.rank], Layout(tp=2)))
-            assert_all_say(errors, text, "rank 0", "rank 1")
+            assert_all_raise(errors, text, "rank 0", "rank 1")
 
     run_virtual(main())
 

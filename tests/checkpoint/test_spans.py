@@ -33,7 +33,7 @@ def parts(draw: st.DrawFn) -> tuple[TensorSlice, tuple[int, int]]:
 
 
 def positions(part: TensorSlice, flat: tuple[int, int]) -> list[int]:
-    """What numpy says which values a part has."""
+    """The values of a part, by numpy."""
     everything = np.arange(SIZE).reshape(SHAPE)
     return [int(position) for position in part.cut(everything).reshape(-1)[flat[0] : flat[1]]]
 

@@ -19,7 +19,7 @@ MODEL = {"hidden": 6, "layers": 2}
 
 
 class Gate(LocalFiles):
-    """Real files; the first that is made says that it is reached, and waits until it may be."""
+    """Real files; the first that is made reports that it is reached, and waits until it may be."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ async def each_fails(nodes: Sequence[Node], work: Callable[[Node], Awaitable[obj
     return [result for result in results if isinstance(result, BaseException)]
 
 
-def assert_all_say(errors: Sequence[BaseException], *texts: str) -> None:
+def assert_all_raise(errors: Sequence[BaseException], *texts: str) -> None:
     """Assert that each rank got a ``CheckpointError`` with these texts."""
     for error in errors:
         assert isinstance(error, CheckpointError), repr(error)

@@ -40,7 +40,7 @@ async def train_rounds(
     counted: int = 0,
     outer: OuterConfig | None = None,
 ) -> RoundResult:
-    """Train ``until`` rounds are committed; ``pause`` says how long an inner step takes.
+    """Train ``until`` rounds are committed; ``pause`` is the number of seconds of an inner step.
 
     ``counted`` is what this program adds to a value of the state in each round, as the program of another host.
     """

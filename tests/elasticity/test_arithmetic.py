@@ -1,4 +1,4 @@
-"""Ranks that compute otherwise than the others are named, in one warning on each host that says what to set."""
+"""Ranks that compute otherwise than the others are named, in one warning on each host with the remedy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_not_known_of_a_rank_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "usual", "said"),
+    ("name", "value", "usual", "text"),
     [
         (
             "BLAS kernel",
@@ -92,9 +92,9 @@ def test_what_is_not_known_of_a_rank_is_a_difference() -> None:
         ("numpy", "2.3", "2.4", "ranks 1, 2 on b, c have numpy 2.3, not 2.4 (install the same on all hosts)"),
     ],
 )
-def test_a_difference_says_who_differs_in_what_and_what_to_set(name: str, value: str, usual: str, said: str) -> None:
+def test_a_difference_says_who_differs_in_what_and_what_to_set(name: str, value: str, usual: str, text: str) -> None:
     found = ArithmeticDifference(name=name, value=value, usual=usual, ranks=(1, 2))
-    assert found.describe(["a", "b", "c"]) == said
+    assert found.describe(["a", "b", "c"]) == text
 
 
 def test_one_rank_is_spoken_of_as_one() -> None:
@@ -117,18 +117,18 @@ async def test_ranks_warn_once_of_what_differs(caplog: pytest.LogCaptureFixture)
 
     with caplog.at_level(logging.WARNING, "asyncpar.elasticity.arithmetic"):
         assert await compare(ALIKE, ALIKE, ALIKE) == []
-        (said,) = await compare(ALIKE, ALIKE, other)
-        assert UNLIKE in said
-        assert "has BLAS threads 8, not 2" in said
+        (text,) = await compare(ALIKE, ALIKE, other)
+        assert UNLIKE in text
+        assert "has BLAS threads 8, not 2" in text
         assert await compare(ALIKE, ALIKE, other) == []
-        (said,) = await compare(ALIKE, {**ALIKE, "processor": "B"}, other)
-        assert "has processor B, not A" in said
-        assert "has BLAS threads 8, not 2" in said
+        (text,) = await compare(ALIKE, {**ALIKE, "processor": "B"}, other)
+        assert "has processor B, not A" in text
+        assert "has BLAS threads 8, not 2" in text
         assert await compare(ALIKE) == []
 
 
 def described_with(**environment: str) -> dict[str, str]:
-    """Return what a process says of itself that has these variables."""
+    """Return the description of a process with these variables."""
     code = "import json, asyncpar.elasticity.arithmetic as a; print(json.dumps(a.describe_arithmetic()))"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
@@ -184,9 +184,9 @@ def test_a_rank_that_joins_a_job_and_computes_otherwise_is_let_in_and_named(
     with caplog.at_level(logging.WARNING, "asyncpar.elasticity.arithmetic"):
         one, other, joined = run_virtual(main())
     assert one.digest == other.digest == joined.digest
-    (said,) = caplog.messages
-    assert UNLIKE in said
-    assert "rank 2 on host has BLAS kernel Haswell, not SkylakeX (set OPENBLAS_CORETYPE on all hosts" in said
+    (text,) = caplog.messages
+    assert UNLIKE in text
+    assert "rank 2 on host has BLAS kernel Haswell, not SkylakeX (set OPENBLAS_CORETYPE on all hosts" in text
 
 
 @with_kernels
@@ -203,8 +203,8 @@ def test_a_joiner_with_another_kernel_is_let_in_and_named_on_all_hosts(group: Ag
     eventually(lambda: group.trains(3), "training on three hosts")
     (group.folder / "hurry").touch()
     assert launcher.wait(timeout=60) == 0, group.said("launch")
-    said = {name: [line for line in group.said(name).splitlines() if UNLIKE in line] for name in group.agents}
-    assert [len(lines) for lines in said.values()] == [1, 1, 1], "one on each host"
-    assert len({line.partition(UNLIKE)[2] for lines in said.values() for line in lines}) == 1
+    warnings = {name: [line for line in group.said(name).splitlines() if UNLIKE in line] for name in group.agents}
+    assert [len(lines) for lines in warnings.values()] == [1, 1, 1], "one on each host"
+    assert len({line.partition(UNLIKE)[2] for lines in warnings.values() for line in lines}) == 1
     expected = r"on three has BLAS kernel Nehalem, not \w+ \(set OPENBLAS_CORETYPE on all hosts"
-    assert re.search(expected, said["one"][0])
+    assert re.search(expected, warnings["one"][0])

@@ -14,7 +14,7 @@ from asyncpar.testing import run_virtual
 
 
 class Agent:
-    """Counts questions, and answers when it is told to."""
+    """Counts questions, and answers on demand."""
 
     def __init__(self) -> None:
         self.lease = CommitLease(self._asked)

@@ -177,7 +177,7 @@ class Worker(ElasticActor):
     def __init__(self, met: Met, surface: str) -> None:
         self.met = met
         self.surface = surface
-        self.told = 0
+        self.relayed = 0
 
     async def on_start(self) -> None:
         self.met.starts.append(self._require_home().name)
@@ -194,13 +194,13 @@ class Worker(ElasticActor):
 
     @ap.endpoint
     async def relay(self) -> str:
-        self.told += 1
+        self.relayed += 1
         result: str = await self.met.run(lambda: self.named("w[0]").hold(20.0))
         return result
 
     @ap.endpoint
     async def count(self) -> int:
-        return self.told
+        return self.relayed
 
 
 async def in_fault(surface: str, job: ElasticJob, step: ElasticStep, met: Met) -> None:

@@ -1,4 +1,4 @@
-"""A newcomer fetches a state from donors that may be lost at any block, and hears why there is none."""
+"""A newcomer fetches a state from donors that may be lost at any block, and learns why there is none."""
 
 from __future__ import annotations
 

@@ -98,12 +98,12 @@ def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over_by_a_loss(
         await stop(node)
 
     monkeypatch.setattr(ap.Node, "stop", noted_stop)
-    reform, told = ElasticJob.reform, list[bool]()
+    reform, was_revoked = ElasticJob.reform, list[bool]()
 
     async def reform_late(job: ElasticJob, step: ElasticStep, error: BaseException | None) -> None:
-        if job.rank == 0 or is_killed:  # it hears of the loss, or that the others have reported
+        if job.rank == 0 or is_killed:  # it learns of the loss, or that the others have reported
             await asyncio.sleep(0.1)
-            told.append(job.is_revoked)
+            was_revoked.append(job.is_revoked)
         await reform(job, step, error)
 
     monkeypatch.setattr(ElasticJob, "reform", reform_late)
@@ -122,7 +122,7 @@ def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over_by_a_loss(
                 check_equal(result, alone)
 
     run_virtual(main())
-    assert set(told) == {True}
+    assert set(was_revoked) == {True}
     assert sorted(one for one in found if one[:2] != (0, 2)) == [
         *((0, rank, is_killed) for rank in (0, 1, 3)),
         *((1, rank, False) for rank in (0, 1, 2)),

@@ -1,4 +1,4 @@
-"""A process of an elastic job hears of every end of its director, and of messages that cannot be meant."""
+"""A process of an elastic job is notified of every end of its director, and of impossible messages."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ CANNOT_BE_MEANT: list[list[Any]] = [
 
 
 class Director:
-    """The other end of the socket of ``worlds``, and what ``worlds`` told of the end of its world."""
+    """The other end of the socket of ``worlds``, and the reports of ``worlds`` of the end of its world."""
 
     def __init__(self, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
@@ -118,12 +118,12 @@ class Director:
         with here:
             environment = {ELASTIC_PIPE: str(here.fileno()), "ASYNCPAR_SECRET_FILE": os.fspath(secret)}
             self.worlds = PipeWorlds(SocketPipe(environment))
-        self.heard: list[BaseException | None] = []
-        self.worlds.on_revoked(self._hear)
+        self.revocations: list[BaseException | None] = []
+        self.worlds.on_revoked(self._on_revoked)
 
-    def _hear(self, generation: int, why: BaseException | None) -> None:
+    def _on_revoked(self, generation: int, why: BaseException | None) -> None:
         assert generation >= 0
-        self.heard.append(why)
+        self.revocations.append(why)
 
     async def answer(self, content: bytes) -> BaseException:
         """Answer with ``content`` when the process asks for a world; return what it raises."""
@@ -148,7 +148,7 @@ async def test_a_message_that_cannot_be_meant_ends_what_waits_for_the_director(
     director = Director(tmp_path)
     error = await director.answer(b"".join(json.dumps(one).encode() + b"\n" for one in messages))
     assert isinstance(error, ProtocolError)
-    assert director.heard[-1] is error
+    assert director.revocations[-1] is error
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ async def test_a_line_that_is_no_message_ends_what_waits_for_the_director(line: 
     director = Director(tmp_path)
     error = await director.answer(line + b"\n")
     assert isinstance(error, ProtocolError)
-    assert director.heard[-1] is error
+    assert director.revocations[-1] is error
 
 
 async def test_a_world_that_ends_by_plan_is_told_from_one_with_a_loss(tmp_path: Path) -> None:
     director = Director(tmp_path)
-    told = b"".join(encode_line(WorldOver(0, "m1 is gone", is_planned)) for is_planned in (True, False))
-    await director.answer(told + b'{"kind": "else"}\n')
-    planned, lost, _ = director.heard
+    lines = b"".join(encode_line(WorldOver(0, "m1 is gone", is_planned)) for is_planned in (True, False))
+    await director.answer(lines + b'{"kind": "else"}\n')
+    planned, lost, _ = director.revocations
     assert planned is None
     assert isinstance(lost, PeerLost)
     assert lost.cause == "m1 is gone"
@@ -183,7 +183,7 @@ async def test_a_director_that_is_gone_ends_what_waits_for_it(tmp_path: Path) ->
 
 
 class StrawPipe:
-    """See ``RankPipe``: keeps what is written, and lets a test say what the agent says."""
+    """See ``RankPipe``: keeps what is written, and lets a test send the messages of the agent."""
 
     def __init__(self) -> None:
         self.take: Callable[[AgentMessage], None] = lambda _: None
@@ -213,7 +213,7 @@ class StrawPipe:
 
 
 def of_generation(generation: int) -> list[AgentMessage]:
-    """Return what an agent says of a world, in the order in which it happens."""
+    """Return the messages of an agent about a world, in their order."""
     return [
         replace(WORLD, generation=generation),
         AllServed(generation, (f"127.0.0.1:{generation}",)),

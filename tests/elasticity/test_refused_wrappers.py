@@ -58,7 +58,7 @@ IN_STEP = r"run the model itself on each of step.portions, then step.add\(portio
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "text"),
     [
         (wrapped, rf"DistributedDataParallel: expected ranks that stay, got those of generation 0 .*; {IN_STEP}"),
         (of_part, rf"DistributedDataParallel: expected ranks that stay, .*; {IN_STEP}"),
@@ -67,12 +67,12 @@ IN_STEP = r"run the model itself on each of step.portions, then step.add\(portio
         (sharded, r"ZeRO: expected ranks that stay, .*; use job.state\(parameters, optimizer, zero=1\), or 2, or 3"),
     ],
 )
-async def test_what_keeps_its_ranks_is_refused(use: Callable[[Communicator], Awaitable[None]], said: str) -> None:
+async def test_what_keeps_its_ranks_is_refused(use: Callable[[Communicator], Awaitable[None]], text: str) -> None:
     async with ap.elastic(portions=2) as job:
         model = make_model()
         state = job.state(model.parameters(), Optimizer(model.parameters(), SGD()))
         async for step in job.steps(state, until=1):
-            with pytest.raises(UsageError, match=said):
+            with pytest.raises(UsageError, match=text):
                 async with step:
                     await use(step.world)
             break

@@ -165,7 +165,7 @@ def test_a_step_that_one_may_have_committed_is_rolled_forward(cut: str, monkeypa
 @pytest.mark.parametrize("seed", range(chosen(1, soak=50)))
 @cuts
 def test_kills_joins_and_drains_at_any_moment_change_no_bit(seed: int, cut: str) -> None:
-    """But where two that held the same parts are gone at once: then all who are left are told, and nothing is wrong."""
+    """But where two that held the same parts are gone at once: then all survivors are notified."""
 
     async def main() -> None:
         rng, trace = random.Random(f"{seed} {cut}"), Trace()

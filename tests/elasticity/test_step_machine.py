@@ -19,7 +19,7 @@ def call(machine: StepMachine, name: str) -> None:
         case "begin":
             machine.begin(Portions(2, 2), 0)
         case "add":
-            machine.check_add(0)
+            machine.record_added(0)
         case "update":
             machine.check_update()
         case _:
@@ -51,7 +51,7 @@ def test_every_other_call_is_refused_in_every_phase(done: int) -> None:
 def test_reduce_names_the_portions_that_are_missing() -> None:
     machine = StepMachine(0)
     machine.begin(Portions(8, 2), 1)
-    machine.check_add(5)
+    machine.record_added(5)
     with pytest.raises(UsageError, match="missing 4, 6, 7"):
         machine.reduce()
 
@@ -67,7 +67,7 @@ def test_a_replay_has_no_portions() -> None:
     machine = StepMachine(0)
     machine.begin_replay()
     with pytest.raises(UsageError, match="newcomer"):
-        machine.check_add(0)
+        machine.record_added(0)
     machine.reduce()
 
 

@@ -1,4 +1,4 @@
-"""Real training sends what the estimate says, to the byte."""
+"""Real training sends what the estimate predicts, to the byte."""
 
 from __future__ import annotations
 

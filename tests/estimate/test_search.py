@@ -1,4 +1,4 @@
-"""The search finds the right layouts in order, and says why others are left out."""
+"""The search finds the right layouts in order, and reports why others are left out."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_groups_that_lie_differently_have_one_that_reduces_copies() -> Non
 
 
 async def copies_are_broadcast(dp: int, tp: int, *, hosts: Sequence[str]) -> bool:
-    """Run a step with the order of ranks dp, tp, and say whether one rank reduces copies for the others."""
+    """Run a step with the order of ranks dp, tp, and return whether one rank reduces copies for the others."""
     async with parallel_world(dp, tp, hosts=hosts, parallelism={"order": "dp-tp-pp"}) as ranks:
         await draw_and_synchronize(ranks)
         layouts = [rank.synchronizer._layouts.layout for rank in ranks]  # noqa: SLF001  # which rank reduces for the others shows in no result

@@ -1,4 +1,4 @@
-"""If a rank fails in a step, all others name it and say why."""
+"""If a rank fails in a step, all others name it with the reason."""
 
 from __future__ import annotations
 

@@ -351,8 +351,8 @@ async def test_codecs_that_devices_do_not_have_are_staged_and_the_table_and_the_
                 settled(cluster, model.parameters())
         table = made[0]._groups.everyone.algorithm_table()  # noqa: SLF001  # its communicator
         assert f"gradients of device arrays  {codec}, staged: {reason}" in table
-        said = [record.getMessage() for record in caplog.records]
-        assert said == [f"gradients: through pinned memory of the host, where {codec} works, because {reason}"] * 2
+        messages = [record.getMessage() for record in caplog.records]
+        assert messages == [f"gradients: through pinned memory of the host, where {codec} works, because {reason}"] * 2
 
 
 async def test_residuals_on_devices_are_saved_and_taken_up_again() -> None:

@@ -59,7 +59,7 @@ async def cancel_after(ranks: Sequence[Rank], culprit: int, turns: int) -> list[
 async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, codec: str) -> None:
     """A rank that raised holds the gradients it had, no rank hangs, and the next step works.
 
-    A rank that is cancelled while it hears that all are through may be the only one whose step failed.
+    A rank that is cancelled while it learns that all are through may be the only one whose step failed.
     """
     policies = list(NonFinitePolicy) if tp == pp == 1 else [NonFinitePolicy.ABORT, NonFinitePolicy.SKIP_STEP]
     for place, policy in enumerate(policies):
@@ -114,7 +114,7 @@ async def test_a_rank_may_be_cancelled_while_auto_is_measured(
 
 @pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
 async def test_one_rank_may_refuse_a_step_in_which_another_is_cancelled(dp: int, tp: int, pp: int) -> None:
-    """A rank that is cancelled while it hears of the refusal does not know that the others begin anew."""
+    """A rank that is cancelled while it learns of the refusal does not know that the others begin anew."""
     async with parallel_world(dp, tp, pp) as ranks:
         await draw_and_synchronize(ranks)
         for number, turns in enumerate(range(1, 40, chosen(13, soak=3))):

@@ -75,13 +75,13 @@ async def test_times_tell_work_before_the_first_message_from_work_behind_it_and_
     run = make_run(ThreadTurns(threads=1), count=1)
     seen: list[str] = []
 
-    def say(what: str) -> Callable[[], None]:
+    def noting(what: str) -> Callable[[], None]:
         return lambda: seen.append(what)
 
     async def message() -> None:
         seen.append(f"message with {run.times.sending > 0} {run.times.receiving > 0}")
 
-    step = ReductionStep(say("encode"), message)
-    await run.take([step, step], before=say("pack"), after=say("unpack"))
+    step = ReductionStep(noting("encode"), message)
+    await run.take([step, step], before=noting("pack"), after=noting("unpack"))
     assert seen == ["pack", "encode", "message with True False", "encode", "message with True True", "unpack"]
     assert run.times.exchanging > 0

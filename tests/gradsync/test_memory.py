@@ -57,7 +57,7 @@ class World:
         await asyncio.gather(*map(one, self.synchronizers, self.parameters))
 
     @property
-    def told(self) -> int:
+    def total_bytes(self) -> int:
         return sum(synchronizer.get_memory_usage().total for synchronizer in self.synchronizers)
 
 
@@ -70,14 +70,14 @@ async def test_all_that_is_held_is_told(codec: CodecChoice, layout: str) -> None
             world.make(compression=GradientCompressionConfig(codec=codec), bucketing=bucketing)
             for _ in range(2):
                 await world.step()
-        assert world.told == pytest.approx(held.nbytes, rel=0.02)
-        assert world.told >= BYTES * len(nodes)
+        assert world.total_bytes == pytest.approx(held.nbytes, rel=0.02)
+        assert world.total_bytes >= BYTES * len(nodes)
         for synchronizer in world.synchronizers:
             usage = synchronizer.get_memory_usage()
             assert synchronizer.get_sync_stats().memory_bytes == usage.total
             assert (usage.residuals > 0) == bool(synchronizer.residuals())
             synchronizer.clear_buffers()
-        assert world.told == 0
+        assert world.total_bytes == 0
 
 
 async def test_sums_of_micro_steps_and_views_count_once() -> None:
@@ -93,7 +93,7 @@ async def test_sums_of_micro_steps_and_views_count_once() -> None:
             synchronizer.accumulate(Model(parameters))
             assert synchronizer.get_memory_usage().accumulation == BYTES
         await world.step()
-        assert world.told == 2 * BYTES, "the bucket alone"
+        assert world.total_bytes == 2 * BYTES, "the bucket alone"
 
 
 async def test_buffers_can_be_made_before_the_first_step() -> None:
@@ -102,10 +102,10 @@ async def test_buffers_can_be_made_before_the_first_step() -> None:
         world.make(compression=GradientCompressionConfig(codec="int8"))
         for synchronizer, parameters in zip(world.synchronizers, world.parameters, strict=True):
             await synchronizer.reserve(parameters)
-        reserved = world.told
+        reserved = world.total_bytes
         assert reserved > 3 * 3 * BYTES
         await world.step()
-        assert world.told == reserved
+        assert world.total_bytes == reserved
 
 
 async def test_what_waits_for_the_next_layout_counts() -> None:

@@ -1,4 +1,4 @@
-"""Ranks whose synchronizers have other settings: all of them hear of it in the first step, with both ranks named."""
+"""Ranks whose synchronizers have other settings: all of them learn it in the first step, with both ranks named."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NONE = "no communication_timeout_ms but the timeout of its communicator, 300 s"
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "named"),
     [
         ((2_000, 9_000, 2_000), ("communication_timeout_ms 2000", "communication_timeout_ms 9000")),
         ((None, 2_000, None), (NONE, "communication_timeout_ms 2000")),
@@ -79,7 +79,7 @@ NONE = "no communication_timeout_ms but the timeout of its communicator, 300 s"
     ],
 )
 def test_limits_that_differ_are_both_named_at_once_and_in_every_step(
-    limits: tuple[int | None, ...], said: tuple[str, str]
+    limits: tuple[int | None, ...], named: tuple[str, str]
 ) -> None:
     async def steps(node: Node) -> list[SettingsDiffer]:
         limit = limits[node.rank]
@@ -101,7 +101,7 @@ def test_limits_that_differ_are_both_named_at_once_and_in_every_step(
 
     errors, waited = run_virtual(main())
     for error in (error for of_rank in errors for error in of_rank):
-        assert f"where rank 0 has {said[0]}, rank 1 has {said[1]}" in str(error)
+        assert f"where rank 0 has {named[0]}, rank 1 has {named[1]}" in str(error)
     assert waited < 1.0
 
 

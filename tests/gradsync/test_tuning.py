@@ -45,7 +45,7 @@ def buckets_of(payload: int) -> Callable[[float], tuple[int, ...]]:
 
 
 class PretendedLink:
-    """Steps over a link of a kind, which is not quite what the model says: some algorithms are better, others worse."""
+    """Steps over a link that differs from the prediction of the model: some algorithms are better, others worse."""
 
     def __init__(self, kind: str, payload: int, *, seed: int, noise: float = 0.02) -> None:
         hosts, lane, local, has_arena = LINKS[kind]

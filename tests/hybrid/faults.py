@@ -28,7 +28,7 @@ class Moment(StrEnum):
 
 @dataclass(kw_only=True)
 class Fault:
-    """Raises, if ``at`` says so; or does ``what`` instead."""
+    """Raises at ``at``; or does ``what`` instead."""
 
     at: Moment | None = None
     what: Callable[[Array], None] | None = None

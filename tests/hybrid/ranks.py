@@ -59,7 +59,7 @@ class Ranks:
     async def take_step(self) -> list[float]:
         """Take a step on all ranks, which must work, and return the loss that each has.
 
-        Before that they may all be told that the one before it was taken.
+        Before that they may all learn that the one before it was taken.
         """
         results = await outcomes_of(self.start())
         if all(isinstance(result, StepTaken) for result in results):

@@ -1,4 +1,4 @@
-"""Bad settings are refused on every rank, with a typed error that says what to change, before the first step."""
+"""Bad settings are refused on every rank, with a typed error that names the remedy, before the first step."""
 
 from __future__ import annotations
 

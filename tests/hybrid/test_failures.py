@@ -82,7 +82,7 @@ async def test_two_ranks_may_be_cancelled_and_the_next_step_too(stage: ZeROStage
 async def test_a_rank_that_fails_when_others_take_the_step_takes_it_later(
     layout: tuple[int, int, int], stage: ZeROStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that have the same slice of the same stage may fail with it; all ranks hear that the step was taken."""
+    """Those that have the same slice of the same stage may fail with it; all ranks learn that the step was taken."""
     async with running(MODEL, make(layout, stage)) as ranks:
         await ranks.take_step()
 
@@ -113,7 +113,7 @@ async def test_a_rank_that_fails_when_others_take_the_step_takes_it_later(
 async def faulty(
     layout: tuple[int, int, int], stage: ZeROStage, *, rank: int, **settings: Any
 ) -> AsyncIterator[tuple[Ranks, Fault]]:
-    """Make coordinators, one of which has a fault that is yet to be told what to do."""
+    """Make coordinators, one of which has a fault that is yet to be set."""
     fault, model = Fault(), TransformerModel(config=MODEL)
     faults = {rank: fault}
     async with running(
@@ -171,7 +171,7 @@ async def test_halves_of_a_step_and_the_forward_pass_fail_on_all_ranks_too(stage
 
 @pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE2])
 async def test_halves_of_a_step_may_be_cancelled(stage: ZeROStage) -> None:
-    """A half that fails leaves nothing to go on with; one that was done all the same is told.
+    """A half that fails leaves nothing to go on with; one that was done all the same is reported.
 
     A rank that is cancelled while it waits for the others at the end of the first half has failed in what they have
     done: they wait for it in the second half.  So each goes on as a program does, with the next step.

@@ -66,9 +66,9 @@ async def test_what_is_held_between_steps_is_told(kind: str) -> None:
         world = running(MODEL, config_of(kind))
         ranks = await world.__aenter__()
         await ranks.take_step()
-    told = sum(one._session.assembly.flow.memory().total for one in ranks.all)  # noqa: SLF001  # what the gradient flow holds is not public
+    total = sum(one._session.assembly.flow.memory().total for one in ranks.all)  # noqa: SLF001  # what the gradient flow holds is not public
     await world.__aexit__(None, None, None)
-    assert told == pytest.approx(held.nbytes, rel=0.1)
+    assert total == pytest.approx(held.nbytes, rel=0.1)
 
 
 async def test_a_rank_without_room_for_its_buckets_says_so_before_the_first_step() -> None:

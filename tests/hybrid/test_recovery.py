@@ -51,7 +51,7 @@ def test_who_is_a_step_behind_takes_it_as_the_others_have() -> None:
     plan = among(has_failed=True, steps=6, is_ready=True, last_norm=1.0, last_rate=9.0)
     assert isinstance(plan.error, StepTaken)
     assert (plan.ahead.steps, plan.ahead.last_norm, plan.ahead.last_rate) == (7, 2.5, 0.2)
-    assert not plan.was_taken, "it has been told now"
+    assert not plan.was_taken, "it has been reported now"
 
 
 @pytest.mark.parametrize("intent", [intent for intent in Intent if not intent.trains and intent is not Intent.LOAD])

@@ -1,4 +1,4 @@
-"""A coordinator goes on with another configuration where it was, or says on all ranks why it cannot."""
+"""A coordinator goes on with another configuration where it was, or reports on all ranks why it cannot."""
 
 from __future__ import annotations
 

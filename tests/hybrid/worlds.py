@@ -141,7 +141,7 @@ def assert_same(one: Outcome, other: Outcome, *, tolerance: float) -> None:
 
 
 def make_config(dp: int = 1, tp: int = 1, pp: int = 1, *, layers: int = 2, **settings: Any) -> HybridConfig:
-    """Return the settings of a run; those of the layout of ranks are told by their names."""
+    """Return the settings of a run; those of the layout of ranks are known by their names."""
     of_layout = {
         name: settings.pop(name) for name in list(settings) if name in ThreeDParallelismConfig.__dataclass_fields__
     }

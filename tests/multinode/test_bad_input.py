@@ -1,4 +1,4 @@
-"""Bad input is refused on every rank, with a message that says what fits, before anything is changed."""
+"""Bad input is refused on every rank, with a message that names the remedy, before anything is changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.multinode.worlds import (
 async def errors_of(
     world: tuple[int, int], config: Callable[[int], MultiNodeConfig], *, rules: Callable[[int], Any] = lambda rank: RULE
 ) -> list[str]:
-    """Return what each rank says when its trainer begins."""
+    """Return the error of each rank when its trainer begins."""
     async with node_world(*world) as nodes:
 
         async def main(node: Node) -> None:
@@ -109,7 +109,7 @@ async def test_a_communicator_beside_a_backend_is_refused() -> None:
 
 
 async def registering(parameters: Callable[[int], list[Parameter]], *, size: int = 2) -> list[str]:
-    """Return what each rank says when parameters are registered."""
+    """Return the error of each rank when parameters are registered."""
     async with node_world(size, 1) as nodes:
 
         async def main(node: Node) -> None:
@@ -275,7 +275,7 @@ async def test_a_gradient_is_reported_once_in_a_micro_step_and_by_a_name_that_is
                 ready("bias")
             with pytest.raises(UsageError, match="name: expected a registered parameter, got 'other'"):
                 ready("other")
-        ready("weight")  # a thread that is late is not heard
+        ready("weight")  # a thread that is late has no effect
         await member.trainer.apply_gradients()
 
 

@@ -38,7 +38,7 @@ from tests.multinode.worlds import RULE, Model, config_of, node_world
 from tests.multinode.worlds import on_all as on_members
 from tests.options.effects import Refused, With, digest, effects
 from tests.zero import layers, replicas
-from tests.zero.test_sharded_layers import tell_when_gathered
+from tests.zero.test_sharded_layers import continue_once_gathered
 
 SMALL = replace(TINY, layers=2, dtype="float32")
 ROWS = 8
@@ -258,7 +258,7 @@ async def prefetch(**settings: Any) -> Any:
     try:
         async with layers.replicas(2, make=make, **settings) as made:
             for replica, layer in zip(made, waiting, strict=True):
-                tell_when_gathered(replica, 1, layer)
+                continue_once_gathered(replica, 1, layer)
             await asyncio.gather(*(one.run(0) for one in made))
     except MemoryExceeded:
         return "too little"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from asyncpar.errors import UsageError
 from asyncpar.parallel.clock import (
+    AnnounceSettling,
     Begin,
     Event,
     PeerSettling,
@@ -20,7 +21,6 @@ from asyncpar.parallel.clock import (
     StepDone,
     StepUnwanted,
     StepWanted,
-    TellSettling,
 )
 
 
@@ -67,7 +67,7 @@ def test_a_settlement_is_complete_when_all_settle_and_all_updates_are_here() -> 
     clock = make_clock(None, size=2)
     clock.handle(StepWanted(), 0.0)
     clock.handle(StepDone(), 0.0)
-    assert clock.handle(SettleWanted(), 0.0) == [TellSettling(1)]
+    assert clock.handle(SettleWanted(), 0.0) == [AnnounceSettling(1)]
     assert clock.handle(PeerSettling(1, 2), 0.0) == []
     assert clock.handle(PeerStepped(1, 1), 0.0) == []
     assert clock.handle(PeerStepped(1, 2), 0.0) == [Settled()]
@@ -89,7 +89,7 @@ def test_a_world_of_one_settles_at_once() -> None:
     clock = make_clock(0, size=1)
     assert clock.handle(StepWanted(), 0.0) == [Begin(0.0)]
     clock.handle(StepDone(), 0.0)
-    assert clock.handle(SettleWanted(), 0.0) == [TellSettling(1), Settled()]
+    assert clock.handle(SettleWanted(), 0.0) == [AnnounceSettling(1), Settled()]
 
 
 def test_a_wish_can_be_withdrawn() -> None:
@@ -150,12 +150,12 @@ class World:
             self.done[rank] += 1
             self.left[rank] -= 1
             self.feed(rank, StepDone())
-            self.tell(rank, PeerStepped(rank, self.clocks[rank].steps))
+            self.announce(rank, PeerStepped(rank, self.clocks[rank].steps))
         else:
             self.state[rank] = "waiting" if self.left[rank] else "settling"
             self.feed(rank, StepWanted() if self.left[rank] else SettleWanted())
 
-    def tell(self, rank: int, event: Event) -> None:
+    def announce(self, rank: int, event: Event) -> None:
         for other in range(self.size):
             if other != rank:
                 self.under_way[rank, other].append(event)
@@ -167,8 +167,8 @@ class World:
                     assert self.state[rank] == "waiting"
                     self.state[rank] = "running"
                     self.check(rank)
-                case TellSettling(steps):
-                    self.tell(rank, PeerSettling(rank, steps))
+                case AnnounceSettling(steps):
+                    self.announce(rank, PeerSettling(rank, steps))
                 case Settled():
                     assert self.state[rank] == "settling"
                     self.rounds[rank] += 1

@@ -126,13 +126,13 @@ async def test_nothing_is_synchronized_in_evaluation() -> None:
 
 
 async def test_models_are_told_whether_they_are_trained() -> None:
-    class Told(Branches):
+    class Switched(Branches):
         training = True
 
         def set_training(self, training: bool) -> None:
             self.training = training
 
-    async with DataParallel(Told("a"), devices(2)) as parallel:
+    async with DataParallel(Switched("a"), devices(2)) as parallel:
         parallel.set_training(False)
         assert [replica.training for replica in parallel.replicas] == [False, False]  # type: ignore[attr-defined]
 

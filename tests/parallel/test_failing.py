@@ -35,7 +35,7 @@ from tests.parallel.replicas import (
 
 
 class Breaking(Branches):
-    """Fails in the middle of the backward pass, if told so."""
+    """Fails in the middle of the backward pass, on demand."""
 
     is_broken = False
 

@@ -1,4 +1,4 @@
-"""Three ways to keep replicas together: each does what it says."""
+"""Three ways to keep replicas together: each does what it promises."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ async def test_a_model_that_cannot_overlap_is_told_once(caplog: pytest.LogCaptur
     caplog.set_level(logging.WARNING, "asyncpar.parallel")
     async with local_world(2) as nodes:
         await on_all(nodes, lambda node: step(node, Plain()))
-    told = [record for record in caplog.records if "Plain.backward takes no on_gradient" in record.getMessage()]
-    assert len(told) == 1
+    warnings = [record for record in caplog.records if "Plain.backward takes no on_gradient" in record.getMessage()]
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize(("make", "settings"), [(Reporting, {}), (Plain, {"config": DDPConfig()})])

@@ -101,5 +101,5 @@ async def test_another_place_than_the_runtime_has_is_refused(wanted: dict[str, A
 
 
 async def test_two_different_places_are_refused() -> None:
-    with pytest.raises(UsageError, match="rank: expected 0, which config says, got 1"):
+    with pytest.raises(UsageError, match="rank: expected 0, as in config, got 1"):
         await init_process_group("thread", 1, 2, config=BackendConfig(rank=0, world_size=2))

@@ -14,7 +14,7 @@ from asyncpar.parallel import DDPConfig, SynchronizationMode, create_distributed
 FEATURES = 200
 
 
-def say(**values: object) -> None:
+def report(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
@@ -32,9 +32,9 @@ async def main() -> None:
             await ddp.backward(saved, y)
             await ddp.update(lambda: np.subtract(model.weight.value, 1e-4, out=model.weight.value))
             if step == 3:
-                say(ready=True)
+                report(ready=True)
     except ap.PeerLost as error:
-        say(blamed=error.rank, operation=error.operation)
+        report(blamed=error.rank, operation=error.operation)
     finally:
         await ddp.close(failed=True)
 

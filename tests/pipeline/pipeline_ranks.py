@@ -17,7 +17,7 @@ FEATURES = 100
 MICRO_BATCHES = 4
 
 
-def say(**values: object) -> None:
+def report(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
@@ -42,9 +42,9 @@ async def main() -> None:
             for step in range(1_000_000_000):
                 await executor.run(inputs, inputs)
                 if step == 3:
-                    say(ready=True)
+                    report(ready=True)
         except ap.PeerLost as error:
-            say(blamed=error.rank, text=str(error))
+            report(blamed=error.rank, text=str(error))
         finally:
             await executor.close()
             worker.close()

@@ -355,7 +355,7 @@ def test_what_is_no_mailing_ends_the_block() -> None:
     zero, one = in_virtual_time(2, main)
     assert isinstance(zero, ProtocolError)
     assert isinstance(one, StepFailed)
-    assert "ProtocolError: what has come through the channel of an alarm" in str(one)
+    assert "ProtocolError: the channel of an alarm received" in str(one)
 
 
 def test_closing_waits_for_no_peer_that_is_hung() -> None:
@@ -458,7 +458,7 @@ def test_a_deadline_around_the_block_still_works() -> None:
     assert isinstance(one, StepFailed)
 
 
-# -- what ranks tell each other in a block -----------------------------------------------------------------------------
+# -- exchanges of ranks in a block ------------------------------------------------------------------------------------
 
 
 def test_ranks_exchange_values_within_a_block() -> None:

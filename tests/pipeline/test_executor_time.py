@@ -1,4 +1,4 @@
-"""The real executor, on virtual time, takes what the simulation of its schedule says."""
+"""The real executor, on virtual time, takes the time of the simulation of its schedule."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class VirtualCompute:
-    """Computes at once, then sleeps for what the stages say that it has cost.  One call at a time."""
+    """Computes at once, then sleeps for the cost that the stages report.  One call at a time."""
 
     def __init__(self) -> None:
         self.cost = 0.0

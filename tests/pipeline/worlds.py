@@ -27,7 +27,7 @@ class Ranks:
     communicators: tuple[Communicator, ...]
 
     def kill(self, rank: int) -> None:
-        """Let ``rank`` disappear as a killed process would: its channels end, and it says nothing more."""
+        """Let ``rank`` disappear as a killed process would: its channels end, and it sends nothing more."""
         self.fabric.leave(rank)
         for other in range(len(self.links)):
             lane = self.links[rank].link(other).lane if other != rank else None

@@ -215,7 +215,7 @@ def test_a_culprit_whose_peers_never_come_still_gets_its_own_error() -> None:
 
     error = outcomes(2, main)[0]
     assert isinstance(error, UsageError)
-    assert "could not be told" in error.__notes__[0]
+    assert "could not be notified" in error.__notes__[0]
 
 
 def test_a_cancelled_rank_does_not_keep_the_others_waiting() -> None:

@@ -25,7 +25,7 @@ HURRY = "hurry"
 """When there is a file of this name beside the results, steps take no longer than they must."""
 
 HELD = ".held"
-"""While there is a file of a rank's process number with this ending, it does not end its step, and says so there."""
+"""While there is a file of a rank's process number with this ending, it does not end its step, and writes so there."""
 
 ASKED = ".asked"
 """A rank makes a file with this ending once it has asked to leave."""

@@ -55,7 +55,7 @@ def hooked(
 def train(
     model: nn.Module, *, steps: int, rate: float = 0.3, first: int = 0, finished: Callable[[int], None] | None = None
 ) -> list[float]:
-    """Train a network of ``make_mlp`` to say which half of the inputs is larger, and return this rank's losses."""
+    """Train a network of ``make_mlp`` to find which half of the inputs is larger, and return this rank's losses."""
     rank, losses = dist.get_rank(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for step in range(first, first + steps):

@@ -1,4 +1,4 @@
-"""One rank of a world of ``tests.torch.worlds``: runs the functions it is told to, and sends their outcomes."""
+"""One rank of a world of ``tests.torch.worlds``: runs the functions that it receives, and sends their outcomes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def begin(joins: bool) -> None:
         initialize()
 
 
-def tell_backends(channel: socket.socket) -> None:
+def send_backends(channel: socket.socket) -> None:
     """Send the backends that torch has without being asked for any, and whether gRPC is imported."""
     with channel:
         channel.sendall(json.dumps([dist.Backend.backend_list, "grpc" in sys.modules]).encode())

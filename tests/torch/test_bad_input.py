@@ -28,9 +28,9 @@ def assert_works() -> None:
     assert_same(x, torch.full((3,), float(dist.get_world_size())))
 
 
-def refused(call: Call, told: str, kind: type[Exception] = ValueError) -> None:
-    """Assert that ``call`` raises ``kind``, also as an error of torch, which says ``told``."""
-    with pytest.raises(kind, match=told) as raised:
+def refused(call: Call, text: str, kind: type[Exception] = ValueError) -> None:
+    """Assert that ``call`` raises ``kind``, also as an error of torch, which says ``text``."""
+    with pytest.raises(kind, match=text) as raised:
         call()
     assert isinstance(raised.value, dist.DistBackendError), raised.value
 
@@ -107,11 +107,11 @@ def test_ranks_with_other_shapes_learn_of_both() -> None:
         (r"all_gather\(float32\[{}\]", lambda: dist.all_gather_single(torch.ones(2 * n), torch.ones(n))),
         (r"all_to_all\(float32\[2,{}\]", lambda: dist.all_to_all_single(torch.ones(2 * n), torch.ones(2 * n))),
     ]
-    for told, call in calls:
-        refused(call, f"rank 0 calls {told.format(3)}.*rank 1 calls {told.format(4)}")
+    for text, call in calls:
+        refused(call, f"rank 0 calls {text.format(3)}.*rank 1 calls {text.format(4)}")
         assert_works()
-    told = r"rank 0 calls reduce_scatter\(float32\[6\].*rank 1 calls reduce_scatter\(float32\[8\]"
-    refused(lambda: dist.reduce_scatter_single(torch.ones(n), torch.ones(2 * n)), told)
+    text = r"rank 0 calls reduce_scatter\(float32\[6\].*rank 1 calls reduce_scatter\(float32\[8\]"
+    refused(lambda: dist.reduce_scatter_single(torch.ones(n), torch.ones(2 * n)), text)
     assert_works()
 
 
@@ -150,11 +150,11 @@ def test_other_operations_on_two_ranks_name_both() -> None:
 
 @on_ranks(2)
 def test_a_message_that_does_not_fit_names_both_ranks() -> None:
-    told = r"rank 0 sends float32\[100000\] where rank 1 receives float32\[4\]"
+    text = r"rank 0 sends float32\[100000\] where rank 1 receives float32\[4\]"
     if dist.get_rank() == 0:
-        refused(lambda: dist.send(torch.ones(100_000), 1), told, RuntimeError)
+        refused(lambda: dist.send(torch.ones(100_000), 1), text, RuntimeError)
     else:
-        refused(lambda: dist.recv(torch.ones(4), 0), told)
+        refused(lambda: dist.recv(torch.ones(4), 0), text)
     assert_works()
 
 
@@ -198,8 +198,8 @@ def test_arguments_are_checked_and_named() -> None:
         ("output_tensor: expected 2 times the elements", lambda: dist.all_gather_single(torch.ones(5), x)),
         ("input: expected 2 times the elements", lambda: dist.reduce_scatter_single(x, torch.ones(7))),
     ]
-    for told, call in calls:
-        refused(call, told)
+    for text, call in calls:
+        refused(call, text)
     assert_works()
 
 
@@ -232,8 +232,8 @@ def test_tensors_of_several_dtypes_in_one_operation_are_refused() -> None:
             lambda: group.reduce_scatter_single_coalesced([pair[0], pair[1].long()], [x, y]),
         ),
     ]
-    for told, call in calls:
-        refused(call, told)
+    for text, call in calls:
+        refused(call, text)
     assert_works()
 
 
@@ -241,7 +241,7 @@ def test_tensors_of_several_dtypes_in_one_operation_are_refused() -> None:
 def test_several_tensors_of_one_rank_are_refused_where_gloo_adds_them_up() -> None:
     group: Any = dist.group.WORLD
     several = [torch.ones(2), torch.ones(2)]
-    for told, call in [
+    for text, call in [
         (r"all_reduce: tensors: expected one .* got 2; allreduce_coalesced takes", lambda: group.allreduce(several)),
         ("broadcast: tensors: expected one tensor per rank, got 2", lambda: group.broadcast(several)),
         ("reduce: tensors: expected one tensor per rank, got 2", lambda: group.reduce(several)),
@@ -251,7 +251,7 @@ def test_several_tensors_of_one_rank_are_refused_where_gloo_adds_them_up() -> No
         ("all_reduce: tensors: expected at least one tensor, got none", lambda: group.allreduce([])),
         ("coalesced: outputs: expected as many", lambda: group.all_gather_single_coalesced([], several)),
     ]:
-        refused(call, told)
+        refused(call, text)
     if dist.get_rank() == 1:  # the send to this rank has taken its place
         refused(lambda: dist.recv(torch.ones(2), 0), "refused on rank 0: tensors: expected one", RuntimeError)
     assert_works()
@@ -261,7 +261,7 @@ def test_several_tensors_of_one_rank_are_refused_where_gloo_adds_them_up() -> No
 def test_lists_that_an_operation_does_not_take_are_refused_as_by_other_backends() -> None:
     group: Any = dist.group.WORLD
     mine, x, pair = dist.get_rank(), torch.ones(2), [torch.ones(2), torch.ones(2)]
-    for told, call in [
+    for text, call in [
         ("all_gather: tensor_list: expected one list .* got 2", lambda: group.allgather([pair, pair], [x])),
         ("reduce_scatter: input_list: expected one list .* got 2", lambda: group.reduce_scatter([x], [pair, pair])),
         ("gather: gather_list: expected one list .* got 2", lambda: group.gather([pair, pair], [x], root=mine)),
@@ -270,7 +270,7 @@ def test_lists_that_an_operation_does_not_take_are_refused_as_by_other_backends(
         ("gather: gather_list: expected none .* not the root, got 2", lambda: group.gather([pair], [x], root=1 - mine)),
         ("scatter: scatter_list: expected none .* got 2", lambda: group.scatter([x], [pair], root=1 - mine)),
     ]:
-        refused(call, told)
+        refused(call, text)
     assert_works()
 
 
@@ -280,7 +280,7 @@ def test_arguments_that_are_none_of_an_operation_are_refused() -> None:
     x = torch.ones(2)
     wrong = dist.BroadcastOptions()
     wrong.rootTensor = -1
-    for told, call in [
+    for text, call in [
         ("broadcast: rootTensor: expected 0, .* got -1", lambda: group.broadcast([x], wrong)),
         ("reduce: root: expected what torch's ReduceOptions takes", lambda: group.reduce([x], wrong)),
         ("all_reduce: root: expected no such argument", lambda: group.allreduce(x, root=1)),
@@ -294,20 +294,20 @@ def test_arguments_that_are_none_of_an_operation_are_refused() -> None:
         ("send: .*rank.*5", lambda: group.send([x], 5, 0).wait()),
         ("recv: .*rank.*-1", lambda: group.recv([x], -1, 0).wait()),
     ]:
-        refused(call, told)
+        refused(call, text)
     assert_works()
 
 
 @on_ranks(2)
 def test_operations_that_a_dtype_does_not_have_are_refused() -> None:
     ops = dist.ReduceOp
-    for dtype, op, told in [
+    for dtype, op, text in [
         (torch.float32, ops.BAND, "band works on integers and bool"),
         (torch.bool, ops.AVG, "mean needs a floating dtype"),
         (torch.float8_e4m3fn, ops.SUM, "can be reduced, got torch.float8_e4m3fn"),
     ]:
         x = torch.ones(3).to(dtype)
-        refused(lambda x=x, op=op: dist.all_reduce(x, op=op), told)  # type: ignore[misc]
+        refused(lambda x=x, op=op: dist.all_reduce(x, op=op), text)  # type: ignore[misc]
     assert_works()
 
 
@@ -409,8 +409,8 @@ def test_callbacks_may_wait_for_their_own_work() -> None:
 def test_a_wait_that_takes_too_long_says_for_whom() -> None:
     if dist.get_rank() == 0:
         work = dist.irecv(torch.ones(3), 1)
-        told = r"recv: not over after the 0\.05 s.*waited .* for rank 1"
-        refused(lambda: work.wait(timedelta(milliseconds=50)), told, TimeoutError)
+        text = r"recv: not over after the 0\.05 s.*waited .* for rank 1"
+        refused(lambda: work.wait(timedelta(milliseconds=50)), text, TimeoutError)
         dist.send(torch.ones(1), 1)
         assert work.wait(timedelta(seconds=20))
     else:

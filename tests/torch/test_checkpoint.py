@@ -25,9 +25,9 @@ pytestmark = pytest.mark.process
 
 def common_directory() -> Path:
     """Return a new directory, the same on all ranks."""
-    told: list[Any] = [mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(told)
-    return Path(told[0])
+    folders: list[Any] = [mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folders)
+    return Path(folders[0])
 
 
 def sharded() -> nn.Module:

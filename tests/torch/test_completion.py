@@ -64,12 +64,12 @@ def test_threads_end_when_nothing_comes_and_others_do_what_comes_later(monkeypat
 
 
 def test_a_function_that_raises_is_logged_and_the_next_ones_are_run() -> None:
-    completions, last, told = Completions(), Function(), queue.SimpleQueue[logging.LogRecord]()
-    handler, logger = QueueHandler(told), logging.getLogger(work.__name__)
+    completions, last, records = Completions(), Function(), queue.SimpleQueue[logging.LogRecord]()
+    handler, logger = QueueHandler(records), logging.getLogger(work.__name__)
     logger.addHandler(handler)
     try:
         completions.run(lambda: 1 // 0)
-        assert "a callback of a future failed" in told.get(timeout=SOON).getMessage()
+        assert "a callback of a future failed" in records.get(timeout=SOON).getMessage()
         completions.run(last)
         assert last.was_called.wait(SOON)
     finally:

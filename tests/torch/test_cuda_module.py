@@ -37,20 +37,20 @@ def by_torch() -> tuple[torch.Tensor, Any, list[Any]]:
 @pytest.mark.parametrize("is_split", [False, True])
 def test_passes_give_the_bits_of_torch_and_report_each_parameter_once(is_split: bool) -> None:
     stage, (x, dy) = CudaModuleStage("it", make_module()), drawn()
-    told: list[str] = []
+    reported: list[str] = []
     y, saved = stage.forward(x)
     assert not y.requires_grad
     if is_split:
         dx, deferred = stage.backward_input(saved, dy)
         assert all(one.tensor.grad is None for one in stage.parameters()), "that is the other half's"
-        stage.backward_weight(deferred, told.append)
+        stage.backward_weight(deferred, reported.append)
     else:
-        dx = stage.backward(saved, dy, told.append)
+        dx = stage.backward(saved, dy, reported.append)
     want_y, want_dx, wanted = by_torch()
     for found, want in ((y, want_y), (dx, want_dx), *zip((p.grad for p in stage.parameters()), wanted, strict=True)):
         assert torch.equal(found, want)
-    assert sorted(told) == sorted(one.name for one in stage.parameters())
-    assert told[0] in ("it.3.weight", "it.3.bias"), "the last layer is final first"
+    assert sorted(reported) == sorted(one.name for one in stage.parameters())
+    assert reported[0] in ("it.3.weight", "it.3.bias"), "the last layer is final first"
 
 
 def test_parameters_and_buffers_are_those_of_the_module() -> None:
@@ -78,10 +78,10 @@ def test_token_numbers_have_no_gradient_and_parameters_out_of_reach_are_reported
             found: torch.Tensor = self.table(x)
             return found
 
-    stage, told = CudaModuleStage("", Table()), list[str]()
+    stage, reported = CudaModuleStage("", Table()), list[str]()
     y, saved = stage.forward(torch.tensor([1, 4]))
-    assert stage.backward(saved, torch.ones_like(y), told.append) is None
-    assert sorted(told) == ["spare", "table.weight"]
+    assert stage.backward(saved, torch.ones_like(y), reported.append) is None
+    assert sorted(reported) == ["spare", "table.weight"]
 
 
 def test_a_loss_stays_a_tensor_and_its_gradient_is_scaled() -> None:

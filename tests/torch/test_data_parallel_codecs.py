@@ -110,7 +110,7 @@ def test_nothing_is_lost_for_good_though_buckets_are_rebuilt_and_steps_fail(code
 
 
 def fail_on_one_rank(model: nn.Module, module: Linears, *, where: int) -> None:
-    """Let the backward pass of rank 1 fail at a parameter, and see that both ranks are told why."""
+    """Let the backward pass of rank 1 fail at a parameter, and check that both ranks get the reason."""
     handle: Any = None
     if dist.get_rank() == 1:
         handle = module.weights[where % len(SIZES)].register_hook(_raise)

@@ -1,4 +1,4 @@
-"""Failures under ``asyncpar.torch.DistributedDataParallel``: each rank hears of them, and the next step works."""
+"""Failures under ``asyncpar.torch.DistributedDataParallel``: each rank is notified of them, and the next step works."""
 
 from __future__ import annotations
 

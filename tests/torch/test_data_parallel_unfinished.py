@@ -28,7 +28,7 @@ def step(model: nn.Module) -> None:
 
 
 def step_late(model: nn.Module) -> bool:
-    """Take the step that rank 0 has given up: an error says so, unless all that rank 0 had to send came before that.
+    """Take the step that rank 0 has given up: an error reports it, unless all that rank 0 had to send came before that.
 
     Return whether it succeeded.
     """
@@ -61,9 +61,9 @@ def make(codec: str, steps: int) -> DistributedDataParallel:
 
 def assert_next_steps_work(model: nn.Module, before: list[torch.Tensor], *, is_first: bool, succeeded: bool) -> None:
     """Fail unless the steps work that follow one which ``succeeded`` on rank 1, not on rank 0."""
-    said = torch.tensor([succeeded])
-    dist.broadcast(said, 1)
-    if is_first and said.item():  # rank 1 has learnt the order of gradients
+    succeeded_on_1 = torch.tensor([succeeded])
+    dist.broadcast(succeeded_on_1, 1)
+    if is_first and succeeded_on_1.item():  # rank 1 has learnt the order of gradients
         with pytest.raises(OperationMismatch):
             step(model)
     for parameter, kept in zip(model.parameters(), before, strict=True):
@@ -110,7 +110,7 @@ def test_a_rank_that_stays_in_a_backward_is_named(codec: str, steps: int) -> Non
 
 
 class Breaking(nn.Module):
-    """A network with a norm that breaks on rank 1 when told to."""
+    """A network with a norm that breaks on rank 1 on demand."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class Ranks:
         return self.launcher.wait()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of ranks and of their agent."""
         return self._group.said("one")
 
@@ -142,12 +142,12 @@ def test_a_rank_that_leaves_and_one_that_is_killed_and_those_that_follow_them_ch
     os.kill(second, signal.SIGKILL)
     present = ranks.present(3, without=second)
     ranks.hurry()
-    assert ranks.end() == 0, ranks.said
+    assert ranks.end() == 0, ranks.output
     wanted = undisturbed()
     assert [ranks.result(rank) == wanted for rank in present] == [True] * 3
     assert ranks.result(left)["is_drained"]
-    assert "rank one/1 starts again: it was drained" in ranks.said
-    assert "rank one/1 was killed by SIGKILL; it starts again" in ranks.said
+    assert "rank one/1 starts again: it was drained" in ranks.output
+    assert "rank one/1 was killed by SIGKILL; it starts again" in ranks.output
     left_after = len(ranks.result(left)["losses"])
     assert left_after < common
     assert ranks.begun(left) == list(range(left_after)), "it has ended the step that it was in"
@@ -174,16 +174,16 @@ def test_the_second_sigterm_ends_a_rank_where_it_is(start: Callable[[int], Ranks
     ranks.ask_to_leave(second)
     end_of_rank(ranks, second)
     ranks.release(other)
-    assert ranks.end() == 0, ranks.said
+    assert ranks.end() == 0, ranks.output
     assert ranks.result(other) == undisturbed()
 
 
 def end_of_rank(ranks: Ranks, ended: int) -> None:
     """Send a rank in slot 1 that has asked to leave another SIGTERM, and see that it has ended at once."""
-    told = f"rank one/1 exited with code {128 + signal.SIGTERM}"
-    before = ranks.said.count(told)
+    message = f"rank one/1 exited with code {128 + signal.SIGTERM}"
+    before = ranks.output.count(message)
     os.kill(ended, signal.SIGTERM)
-    eventually(lambda: ranks.said.count(told) > before, "the end of the rank")
+    eventually(lambda: ranks.output.count(message) > before, "the end of the rank")
     assert not ranks.has_result(ended)
 
 
@@ -195,7 +195,7 @@ def test_the_only_rank_ends_at_once_when_it_gets_sigterm(start: Callable[[int], 
     ranks.reach(1, rank)
     ranks.hold(rank)
     os.kill(rank, signal.SIGTERM)
-    eventually(lambda: f"rank one/0 exited with code {128 + signal.SIGTERM}" in ranks.said, "the end of the rank")
+    eventually(lambda: f"rank one/0 exited with code {128 + signal.SIGTERM}" in ranks.output, "the end of the rank")
     assert not ranks.has_result(rank)
 
 
@@ -207,9 +207,9 @@ def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends(start: Call
     for rank in ranks.first:
         os.kill(rank, signal.SIGTERM)
     eventually(lambda: any(ranks.has_result(rank) for rank in ranks.first), "the end of the one")
-    eventually(lambda: f"exited with code {128 + signal.SIGTERM}" in ranks.said, "the end of the other")
+    eventually(lambda: f"exited with code {128 + signal.SIGTERM}" in ranks.output, "the end of the other")
     assert sorted(ranks.has_result(rank) for rank in ranks.first) == [False, True]
-    eventually(lambda: "all members are lost" in ranks.said, "the loss of the state")
+    eventually(lambda: "all members are lost" in ranks.output, "the loss of the state")
 
 
 def test_gradients_may_be_encoded_but_not_running_statistics() -> None:

@@ -52,7 +52,7 @@ def apart(worlds: Worlds) -> World:
 
 
 def meet(name: str, *, transport: str = "") -> int:
-    """Form a default group, over the usual transport unless told otherwise, and return this rank."""
+    """Form a default group, over the usual transport unless another is named, and return this rank."""
     os.environ.pop("ASYNCPAR_TRANSPORT", None)
     if transport:
         os.environ["ASYNCPAR_TRANSPORT"] = transport
@@ -136,8 +136,8 @@ def end_while_threads_wait() -> None:
             thread.join(5)
         assert len(errors) == 3
         assert seen.wait(5)
-        told = r"Cancelled: all_reduce was cancelled: rank 0: all_reduce #1 (was not waiting|waited .* for rank 1)"
-        with pytest.raises(RuntimeError, match=told):
+        message = r"Cancelled: all_reduce was cancelled: rank 0: all_reduce #1 (was not waiting|waited .* for rank 1)"
+        with pytest.raises(RuntimeError, match=message):
             future.wait()
     else:
         words.wait(["ended"])
@@ -291,11 +291,11 @@ def test_programs_that_destroy_nothing_end_quietly(tmp_path: Path) -> None:
                 )
             )
     statuses = [process.wait(timeout=50) for process in processes]
-    said = [(tmp_path / f"{rank}.log").read_text() for rank in range(2)]
-    assert (statuses, said) == ([0, 0], ["through\n", "through\n"])
+    written = [(tmp_path / f"{rank}.log").read_text() for rank in range(2)]
+    assert (statuses, written) == ([0, 0], ["through\n", "through\n"])
 
 
-def _tell_and(words: Any, deliver: Callable[[], None], *_: object) -> None:
+def _send_then(words: Any, deliver: Callable[[], None], *_: object) -> None:
     words.set("ending", "yes")
     deliver()
 
@@ -307,7 +307,7 @@ def send_and_end(transport: str) -> None:
         words = store()
         if rank == 0:
             sent = [dist.isend(torch.full((count,), float(n)), 1, tag=n) for n in range(3)]
-            deliver = partial(_tell_and, words, dist.group.WORLD._deliver)  # noqa: SLF001  # the delivery at the end of a group is followed by a word to the other rank, exactly then
+            deliver = partial(_send_then, words, dist.group.WORLD._deliver)  # noqa: SLF001  # the delivery at the end of a group is followed by a message to the other rank, exactly then
             with mock.patch.object(GroupBase, "_deliver", deliver):
                 dist.destroy_process_group()
             assert all(work is not None and work.is_success() for work in sent)

@@ -1,4 +1,4 @@
-"""Ranks that die, fail, leave and stop: the others are told who, soon, and can go on without them."""
+"""Ranks that die, fail, leave and stop: the others learn soon which ones, and can go on without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.torch.worlds import Outcome, World, on_ranks, open_world
 
 
 @contextmanager
-def told(*words: str, kind: type[Exception] = PeerLost) -> Iterator[None]:
+def raises_naming(*words: str, kind: type[Exception] = PeerLost) -> Iterator[None]:
     """Assert that the block raises ``kind`` with all of ``words``."""
     with pytest.raises(kind) as raised:
         yield
@@ -60,10 +60,10 @@ def parallel_model() -> torch.nn.Module:
 def die_in_a_backward_pass() -> None:
     model = parallel_model()
     loss = model(torch.ones(4, 128)).sum()
-    with told("rank 3 on "):
+    with raises_naming("rank 3 on "):
         loss.backward()
     for call in (dist.barrier, lambda: dist.all_reduce(torch.ones(3)), lambda: dist.recv(torch.ones(3), 3)):
-        with told("rank 3 on "):
+        with raises_naming("rank 3 on "):
             call()
     meet_again("second", 0, 1, 2)
 
@@ -75,13 +75,13 @@ def end_at_once_while_others_wait() -> None:
     if dist.get_rank() == 0:
         work = dist.irecv(torch.ones(3), 2)
         dist.isend(torch.ones(1), 2)  # rank 2 ends when it has this: the send may end well or by that loss
-        with told("rank 2 on "):
+        with raises_naming("rank 2 on "):
             work.wait()
         assert isinstance(work.exception(), PeerLost)
         with pytest.raises(RuntimeError, match=r"PeerLost: .*rank 2 on "):
             work.get_future().wait()
     else:
-        with told("rank 2 on "):
+        with raises_naming("rank 2 on "):
             dist.barrier()
     meet_again("third", 0, 1)
 
@@ -89,7 +89,7 @@ def end_at_once_while_others_wait() -> None:
 def exit_without_destroying_the_group() -> None:
     if dist.get_rank() == 1:
         sys.exit(4)
-    with told("rank 1 on ", "it left the world"):
+    with raises_naming("rank 1 on ", "it left the world"):
         dist.all_reduce(torch.ones(3))
     dist.destroy_process_group()
 
@@ -117,7 +117,7 @@ def die_with_sharded_parameters() -> None:
     if dist.get_rank() == 1:
         layers[1].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     x = model(torch.ones(4, 32))
-    with told("rank 1 on ", kind=RuntimeError):
+    with raises_naming("rank 1 on ", kind=RuntimeError):
         x.sum().backward()
     dist.destroy_process_group()
 
@@ -143,7 +143,7 @@ def test_a_rank_that_stands_still_is_named_and_may_go_on() -> None:
     else:
         pid = torch.zeros(1, dtype=torch.int64)
         dist.recv(pid, 1)
-        with told("rank 0: all_reduce", " s for rank 1", "timeout", kind=PeerTimeout):
+        with raises_naming("rank 0: all_reduce", " s for rank 1", "timeout", kind=PeerTimeout):
             dist.all_reduce(large, group=slow)
         os.kill(int(pid), signal.SIGCONT)
     for group in (slow, None):
@@ -157,7 +157,7 @@ def test_an_operation_may_have_a_timeout_of_its_own() -> None:
     group, options = dist.new_group(), dist.AllreduceOptions()
     options.timeout = timedelta(seconds=0.3)
     if dist.get_rank() == 0:
-        with told("all_reduce: not over within its timeout of 0.3 s", "for rank 1", kind=PeerTimeout):
+        with raises_naming("all_reduce: not over within its timeout of 0.3 s", "for rank 1", kind=PeerTimeout):
             group.allreduce([torch.ones(3)], options).wait()
         with pytest.raises(PeerTimeout, match=r"barrier: not over within its timeout of 0\.2 s.* for rank 1"):
             group.barrier(timeout=timedelta(seconds=0.2)).wait()

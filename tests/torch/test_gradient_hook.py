@@ -1,4 +1,4 @@
-"""The gradient hook under DistributedDataParallel: the model that is trained, and what is said about it."""
+"""The gradient hook under DistributedDataParallel: the trained model, and the reports about it."""
 
 from __future__ import annotations
 

@@ -157,8 +157,8 @@ def test_groups_take_a_timeout_of_their_own_that_can_be_changed() -> None:
     if dist.get_rank() == 0:
         for milliseconds in (150, 600):
             begun = time.monotonic()
-            told = r"^rank 0: all_reduce #\d waited \d+\.\d s for rank 1 .*timeout is over"
-            with pytest.raises(PeerTimeout, match=told):
+            message = r"^rank 0: all_reduce #\d waited \d+\.\d s for rank 1 .*timeout is over"
+            with pytest.raises(PeerTimeout, match=message):
                 dist.all_reduce(torch.ones(2), group=group)
             assert time.monotonic() - begun >= milliseconds / 1000
             group.set_timeout(timedelta(milliseconds=600))

@@ -170,14 +170,14 @@ async def test_a_rank_that_cannot_make_its_buffers_tells_the_others(monkeypatch:
         replicas = [Replica(node, settings("int8")) for node in nodes]
         with monkeypatch.context() as patch:
             patch.setattr(SchemeMaker, "make", fail)
-            told, failed = await failures(replicas)
+            notified, failed = await failures(replicas)
         means = await asyncio.gather(*(replica.step(2, LATER_BUCKETS) for replica in replicas))
     torch.testing.assert_close(means[0].double(), expected_mean(2, 2), rtol=0, atol=0.05)
     assert torch.equal(means[0], means[1])
     assert isinstance(failed, MemoryError)
-    assert isinstance(told, PeerCancelled)
-    assert told.rank == 1
-    assert "rank 1 cannot compress bucket 0 (p3 to p2): MemoryError: no room for buckets" in str(told)
+    assert isinstance(notified, PeerCancelled)
+    assert notified.rank == 1
+    assert "rank 1 cannot compress bucket 0 (p3 to p2): MemoryError: no room for buckets" in str(notified)
 
 
 async def test_a_rank_that_fails_while_it_encodes_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +261,9 @@ async def test_a_bucket_that_cannot_be_reduced_on_some_rank_is_told_to_all() -> 
     async with local_world(2) as nodes, asyncio.timeout(20):
         replicas = [Replica(node, settings("int8")) for node in nodes]
         replicas[1].memory.names = ParameterNames([("p0", replicas[1].parameters[0])])
-        told, refused = await failures(replicas)
+        notified, refused = await failures(replicas)
     assert "none for a tensor of shape [41]" in str(refused)
-    assert "rank 1 has an error: parameters: expected all of the model's" in str(told)
+    assert "rank 1 has an error: parameters: expected all of the model's" in str(notified)
 
 
 async def test_a_step_begins_when_the_last_one_is_over() -> None:

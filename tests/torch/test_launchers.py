@@ -136,8 +136,8 @@ def test_worlds_form_again_and_again_and_missing_ranks_are_named(
 
 @pytest.mark.parametrize("where", first(1, ["rendezvous", "recv"]))
 def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(where: str, tmp_path: Path) -> None:
-    """They wait for a rank that lives: only the agent tells them in time."""
+    """They wait for a rank that lives: only the agent notifies them in time."""
     status, output = start(["asyncpar", "launch", "--nproc-per-node", "3"], tmp_path, LOSS, where)
     assert status == 137, output
-    said = {rank: (tmp_path / str(rank)).read_text() for rank in range(3) if (tmp_path / str(rank)).exists()}
-    assert said == {0: "PeerLost of 1", 2: "PeerLost of 1"}, output
+    outcomes = {rank: (tmp_path / str(rank)).read_text() for rank in range(3) if (tmp_path / str(rank)).exists()}
+    assert outcomes == {0: "PeerLost of 1", 2: "PeerLost of 1"}, output

@@ -63,7 +63,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _named(work: Any) -> tuple[int | None, bool]:
-    """Wait in vain for ``work``; return the rank that the error has, and whether its text says so."""
+    """Wait in vain for ``work``; return the rank that the error has, and whether its text names it."""
     with pytest.raises(PeerTimeout, match=r"not over after the 0\.05 s that wait was given") as caught:
         work.wait(SOON)
     return caught.value.rank, f"because of rank {caught.value.rank}; it goes on" in str(caught.value)

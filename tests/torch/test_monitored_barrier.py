@@ -33,8 +33,8 @@ def test_those_who_come_are_told_who_does_not_and_the_group_stays_usable(wait_al
     dist.barrier(group)  # so that those who come do so at once
     if dist.get_rank() < 2:
         names = "Ranks 2, 3" if wait_all_ranks else "Rank 2"
-        told = rf"Rank 0 timed out .*: {names} failed to pass monitoredBarrier"
-        with pytest.raises(PeerTimeout, match=told) as raised:
+        message = rf"Rank 0 timed out .*: {names} failed to pass monitoredBarrier"
+        with pytest.raises(PeerTimeout, match=message) as raised:
             group.monitored_barrier(SHORT, wait_all_ranks)
         assert raised.value.rank == (2 if dist.get_rank() == 0 else None)
     x = torch.ones(2)

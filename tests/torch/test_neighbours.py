@@ -35,7 +35,7 @@ def own() -> ProcessMark:
 
 @pytest.fixture(autouse=True)
 def _always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(neighbours, "CHECK_SECONDS", 0.0)
 
 
 def announce(store: Any, rank: int, process: ProcessMark, *, attempt: int = 0) -> Neighbours:
@@ -48,29 +48,29 @@ def test_a_rank_whose_process_ends_is_found(child: Child, *, is_reaped: bool) ->
     mine = announce(store, 0, own())
     announce(store, 1, own())
     announce(store, 2, child.mark)
-    assert mine.look() is None
+    assert mine.check() is None
     child.kill(is_reaped=is_reaped)
-    assert mine.look() == mine.find_ended() == 2
+    assert mine.check() == mine.find_ended() == 2
 
 
 def test_what_ended_before_a_restart_does_not_count(child: Child) -> None:
     store = dist.HashStore()
     announce(store, 1, child.mark, attempt=0)
     child.kill(is_reaped=True)
-    assert announce(store, 0, own(), attempt=1).look() is None
-    assert announce(store, 0, own(), attempt=0).look() == 1
+    assert announce(store, 0, own(), attempt=1).check() is None
+    assert announce(store, 0, own(), attempt=0).check() == 1
 
 
 def test_processes_of_other_places_are_nobodys_business(child: Child) -> None:
     store = dist.HashStore()
     elsewhere = ProcessMark(place="another", pid=child.mark.pid, started=1)
     announce(store, 1, elsewhere)
-    assert announce(store, 0, own()).look() is None
+    assert announce(store, 0, own()).check() is None
 
 
 def test_a_process_that_sees_no_other_asks_nobody() -> None:
     mine = Neighbours(RendezvousStore(None, 1), None)
-    assert mine.look() is None
+    assert mine.check() is None
     assert mine.find_ended() is None
 
 
@@ -78,39 +78,39 @@ def test_an_announcement_that_is_half_written_is_read_later(child: Child) -> Non
     store = dist.HashStore()
     mine = announce(store, 0, own())
     store.add(f"asyncpar/1/{own().place}/count", 1)
-    assert mine.look() is None
+    assert mine.check() is None
     announce(store, 2, own())
     late = Neighbour(rank=1, process=child.mark, attempt=0)
     store.set(f"asyncpar/1/{own().place}/2", msgspec.json.encode(late).decode())
-    assert mine.look() is None
+    assert mine.check() is None
     child.kill(is_reaped=True)
-    assert mine.look() == 1
+    assert mine.check() == 1
 
 
 def test_a_stopped_rank_is_told_of_once(child: Child, caplog: pytest.LogCaptureFixture) -> None:
     store = dist.HashStore()
     mine = announce(store, 0, own())
     announce(store, 1, child.mark)
-    assert mine.look() is None
+    assert mine.check() is None
     child.stop()
     with caplog.at_level(logging.WARNING):
-        assert mine.look() is None
-        assert mine.look() is None
+        assert mine.check() is None
+        assert mine.check() is None
     assert [record.getMessage() for record in caplog.records] == [
         f"rank 0 waits for rank 1, which is stopped (process {child.mark.pid})"
     ]
 
 
-@pytest.mark.parametrize("has_said_hello", [False, True])
+@pytest.mark.parametrize("has_sent_hello", [False, True])
 async def test_a_rank_that_ends_before_the_world_is_complete_is_named_on_all_at_once(
-    child: Child, *, has_said_hello: bool
+    child: Child, *, has_sent_hello: bool
 ) -> None:
     store = dist.HashStore()
     there = RendezvousStore(dist.PrefixStore("default_pg", store), 1)
     Neighbours(there, Neighbour(rank=1, process=child.mark, attempt=0))
     waiting = [start(store, 0, 3), start(store, 2, 3)]
     await seen(store, "asyncpar/1/hello/0", "asyncpar/1/hello/2")
-    if has_said_hello:
+    if has_sent_hello:
         there.put("hello", 1, encode(replace(there.message("hello", 0, RankHello), rank=1)))
         await seen(store, "asyncpar/1/address/0", "asyncpar/1/address/2")
     child.kill(is_reaped=True)

@@ -76,6 +76,6 @@ def test_objects_travel_in_groups() -> None:
         dist.all_gather_object(things, thing(dist.get_rank()), group=group)
         for rank, got in zip((1, 2, 3), things, strict=True):
             assert_thing(got, rank)
-        told: list[object] = [dist.get_rank()]
-        dist.broadcast_object_list(told, group=group, group_src=2)
-        assert told == [3]
+        received: list[object] = [dist.get_rank()]
+        dist.broadcast_object_list(received, group=group, group_src=2)
+        assert received == [3]

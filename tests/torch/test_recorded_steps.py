@@ -1,4 +1,4 @@
-"""Steps and buckets of replicas are in the event ring, and say which rank holds up the others."""
+"""Steps and buckets of replicas are in the event ring, and name the rank that holds up the others."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_each_step_of_an_optimizer_of_a_sharded_model_is_a_step_but_the_first(ki
         optimizer.step()
         optimizer.zero_grad()
     steps = [event for event in events(before) if event.kind is EventKind.STEP]
-    assert len(steps) in (passes - 1, passes)  # nothing says when the first one began, in a new process
+    assert len(steps) in (passes - 1, passes)  # nothing records when the first one began, in a new process
     assert {step.name for step in steps} == {"optimizer"}
     for one, two in itertools.pairwise(steps):
         assert two.sequence == one.sequence + 1

@@ -30,7 +30,7 @@ def one_is_refused(good: Call, bad: Call, reason: str) -> None:
 
 
 def cases(count: int) -> list[tuple[Call, Call, str]]:
-    """Return good calls, bad ones, and what is said of those."""
+    """Return good calls, bad ones, and the errors of those."""
     group: Any = dist.group.WORLD
     x, y, pair = torch.ones(count), torch.ones(2 * count), [torch.ones(count), torch.ones(count)]
     ints, far, sparse = torch.ones(count).long(), torch.ones(count, device="meta"), torch.eye(3).to_sparse()

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import asyncpar.torch  # noqa: F401  # should torch have been told not to look for it
+import asyncpar.torch  # noqa: F401  # in case torch does not look for backends itself
 from tests.torch.fork_servers import fork_servers
 
 
@@ -23,7 +23,7 @@ def test_torch_finds_the_backend_by_itself_and_without_grpc(tmp_path: Path) -> N
     ours, theirs = socket.socketpair()
     with ours, theirs, (tmp_path / "log").open("wb") as log:
         process = fork_servers()[0].start(
-            "tests.torch.ranks:tell_backends", [], environment=os.environ, log=log.fileno(), channel=theirs.fileno()
+            "tests.torch.ranks:send_backends", [], environment=os.environ, log=log.fileno(), channel=theirs.fileno()
         )
         assert process.wait(timeout=60) == 0, (tmp_path / "log").read_text()
         backends, has_grpc = json.loads(ours.recv(1 << 16))

@@ -205,7 +205,7 @@ def test_a_rank_that_dies_after_it_was_seen_is_named_long_before_the_timeout(mon
     participants = first.wait_for_ranks(
         RankHello(rank=0, host="b", host_id="b", terms={}), WorldIdentity(job="job", generation=0)
     )
-    with pytest.raises(PeerTimeout, match=r"rank 0: rank 1 of 2 has not said where to find it within 0\.1 s"):
+    with pytest.raises(PeerTimeout, match=r"rank 0: rank 1 of 2 has not published its address within 0\.1 s"):
         first.exchange(participants, "127.0.0.1:1")
 
 
@@ -222,7 +222,7 @@ async def test_a_rank_that_is_cancelled_ends_at_once_and_so_do_the_others() -> N
 
 
 class HungStore:
-    """A store that does not answer before it is told to."""
+    """A store that does not answer until the test lets it."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()

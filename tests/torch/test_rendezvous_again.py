@@ -19,14 +19,14 @@ def hello(rank: int, *, attempt: int = 0) -> RankHello:
     return RankHello(rank=rank, host="a", host_id="a", terms={}, attempt=attempt)
 
 
-def there_was(board: RendezvousStore, rank: int, *, attempt: int = 0, said: RankHello | None = None) -> None:
-    """Leave on ``board`` what a rank does that is killed while it waits."""
+def leave_traces(board: RendezvousStore, rank: int, *, attempt: int = 0, known: RankHello | None = None) -> None:
+    """Leave on ``board`` the traces of a rank that was killed while it waited."""
     board.claim(rank, RankClaim(token="dead", name="process 1 on a", attempt=attempt))
-    board.put("hello", rank, encode(said or hello(rank, attempt=attempt)))
+    board.put("hello", rank, encode(known or hello(rank, attempt=attempt)))
 
 
 async def hello_of_nodes(rank: int, size: int) -> RankHello:
-    """Return what a node says as ``rank`` when it meets others: all that must be equal on all of them is in it."""
+    """Return the hello of a node as ``rank``: it has all that must be equal on all of them."""
     store = dist.HashStore()
     async with world(store, size):
         return RendezvousStore(dist.PrefixStore("default_pg", store), 1).message("hello", rank, RankHello)
@@ -60,7 +60,7 @@ async def test_a_restarted_rank_writes_no_duplicate_notice_where_it_died(
     monkeypatch.setattr("asyncpar.torch.rendezvous.rendezvous.ANSWER_SECONDS", HOUR)
     store = dist.HashStore()
     for rank in range(2):
-        there_was(RendezvousStore(dist.PrefixStore("default_pg", store), 1), rank)
+        leave_traces(RendezvousStore(dist.PrefixStore("default_pg", store), 1), rank)
     async with world(store, 2, [{"TORCHELASTIC_RESTART_COUNT": "1"}] * 2) as nodes:
         assert await total(nodes) == 3.0
         assert nodes[0].membership.generation == 2
@@ -68,8 +68,8 @@ async def test_a_restarted_rank_writes_no_duplicate_notice_where_it_died(
 
 async def test_agents_that_count_restarts_differently_do_not_keep_ranks_apart() -> None:
     store = dist.HashStore()
-    said = await hello_of_nodes(1, 2)  # rank 0 may read it, and compares it with its own
-    there_was(RendezvousStore(dist.PrefixStore("default_pg", store), 1), 1, said=said)
+    known = await hello_of_nodes(1, 2)  # rank 0 may read it, and compares it with its own
+    leave_traces(RendezvousStore(dist.PrefixStore("default_pg", store), 1), 1, known=known)
     async with world(store, 2, [{}, {"TORCHELASTIC_RESTART_COUNT": "1"}]) as nodes:
         assert await total(nodes) == 3.0
 
@@ -78,7 +78,7 @@ async def test_agents_that_count_restarts_differently_do_not_keep_ranks_apart() 
 def test_who_has_waited_for_a_dead_rank_has_all_the_time_for_its_successor() -> None:
     store = dist.HashStore()
     board = RendezvousStore(store, 1)
-    there_was(board, 1)
+    leave_traces(board, 1)
     first = StoreRendezvous(store, rank=0, size=2, timeout=HOUR)
     first.enter("process 2 on a")
     participants = first.wait_for_ranks(hello(0), CHARTER)
@@ -93,9 +93,9 @@ def test_who_has_waited_for_a_dead_rank_has_all_the_time_for_its_successor() -> 
 @pytest.mark.usefixtures("_quick_hour")
 def test_who_was_started_anew_gives_others_all_the_time_to_come_anew_too() -> None:
     store = dist.HashStore()
-    there_was(RendezvousStore(store, 1), 1)
+    leave_traces(RendezvousStore(store, 1), 1)
     first = StoreRendezvous(store, rank=0, size=2, timeout=HOUR, attempt=1)
     first.enter("process 2 on a")
     participants = first.wait_for_ranks(hello(0), CHARTER)
-    with pytest.raises(PeerTimeout, match=r"rank 1 of 2 has not said where to find it within 3600\.0 s"):
+    with pytest.raises(PeerTimeout, match=r"rank 1 of 2 has not published its address within 3600\.0 s"):
         first.exchange(participants, "127.0.0.1:1")

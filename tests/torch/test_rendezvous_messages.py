@@ -59,7 +59,7 @@ def test_a_term_that_one_rank_lacks_is_a_difference() -> None:
 
 
 def test_missing_ranks_are_named_with_the_time_they_had() -> None:
-    failure = absent([2, 3], size=4, timeout=5.0, deed="come")
+    failure = absent([2, 3], size=4, timeout=5.0, done="come")
     error = raised(failure)
     assert isinstance(error, PeerTimeout)
     assert str(error) == "rank 0: ranks 2 and 3 of 4 have not come within 5.0 s"
@@ -67,11 +67,11 @@ def test_missing_ranks_are_named_with_the_time_they_had() -> None:
 
 
 def test_one_missing_rank_is_named_in_the_singular() -> None:
-    assert str(raised(absent([1], size=2, timeout=0.5, deed="come"))) == "rank 0: rank 1 of 2 has not come within 0.5 s"
+    assert str(raised(absent([1], size=2, timeout=0.5, done="come"))) == "rank 0: rank 1 of 2 has not come within 0.5 s"
 
 
 def test_a_rank_that_is_too_late_is_told_so() -> None:
-    error = raised(absent([2], size=3, timeout=5.0, deed="come"), rank=2)
+    error = raised(absent([2], size=3, timeout=5.0, done="come"), rank=2)
     assert str(error) == "rank 2 came too late: rank 2 of 3 has not come within 5.0 s"
 
 

@@ -136,5 +136,5 @@ def test_if_nothing_says_how_hosts_reach_each_other_the_setting_is_named() -> No
 
 
 def test_a_master_that_cannot_be_found_is_named() -> None:
-    with pytest.raises(UsageError, match=r"rank 1 on b finds no way to no-such-host\.invalid"):
+    with pytest.raises(UsageError, match=r"rank 1 on b finds no route to no-such-host\.invalid"):
         choose_bind(met("a", "b"), {"MASTER_ADDR": "no-such-host.invalid"}, dist.HashStore(), 1)

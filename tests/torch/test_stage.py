@@ -207,6 +207,6 @@ def test_an_error_of_a_listener_comes_through_and_the_next_pass_works() -> None:
     with pytest.raises(ZeroDivisionError):
         stage.backward(saved, y, fail)
     y, saved = stage.forward(X)
-    told: list[str] = []
-    stage.backward(saved, y, told.append)
-    assert sorted(told) == ["it.bias", "it.weight"]
+    reported: list[str] = []
+    stage.backward(saved, y, reported.append)
+    assert sorted(reported) == ["it.bias", "it.weight"]

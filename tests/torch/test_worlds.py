@@ -1,4 +1,4 @@
-"""The harness itself: what goes wrong on ranks is a failure that says so, in time."""
+"""The harness itself: an error on a rank becomes a failure with its reason, in time."""
 
 from __future__ import annotations
 

@@ -212,10 +212,10 @@ def changed_lists(xs: list[Any]) -> Iterator[tuple[str, list[Any]]]:
     if isinstance(xs[0], torch.Tensor):
         yield "none", []
     for place in dict.fromkeys((0, len(xs) - 1)):
-        for told, changed in changes(xs[place]):
-            yield f"[{place}] {told}", [*xs[:place], changed, *xs[place + 1 :]]
-    for told, every in _alike(xs):
-        yield f"all {told}", every
+        for change, changed in changes(xs[place]):
+            yield f"[{place}] {change}", [*xs[:place], changed, *xs[place + 1 :]]
+    for change, every in _alike(xs):
+        yield f"all {change}", every
     if isinstance(xs[0], int):
         yield "moved", [xs[0] - 1, xs[1] + 1, *xs[2:]]
 
@@ -249,8 +249,8 @@ def changes(value: Any) -> Iterator[tuple[str, Any]]:
 def wrong(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
     """Yield arguments in one of which something was changed."""
     for name, value in arguments.items():
-        for told, changed in changes(value):
-            yield f"{name} {told}", arguments | {name: changed}
+        for change, changed in changes(value):
+            yield f"{name} {change}", arguments | {name: changed}
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -285,12 +285,15 @@ def try_all(
     assert outcome(lambda: operation.call(group, operation.make(mine, size))) == "done"
     for who in ranks:
         kinds = [
-            [told for told, _ in wrong(operation.make(rank, size)) if told.startswith(argument)] for rank in range(size)
+            [change for change, _ in wrong(operation.make(rank, size)) if change.startswith(argument)]
+            for rank in range(size)
         ]
-        for told in kinds[who] if who != ALL else [told for told in kinds[0] if all(told in kind for kind in kinds)]:
+        for change in (
+            kinds[who] if who != ALL else [change for change in kinds[0] if all(change in kind for kind in kinds)]
+        ):
             good = operation.make(mine, size)
-            arguments = dict(wrong(good))[told] if who in {mine, ALL} else good
-            yield who, told, all_outcomes(outcome(partial(operation.call, group, arguments)))
+            arguments = dict(wrong(good))[change] if who in {mine, ALL} else good
+            yield who, change, all_outcomes(outcome(partial(operation.call, group, arguments)))
 
 
 @on_ranks(3, limit=120.0)
@@ -301,8 +304,8 @@ def test_all_ranks_get_an_error_when_one_is_wrong(name: str, ranks: list[int]) -
     found = [*try_all(operation, ranks=ranks)]
     assert {who for who, _, _ in found} == set(ranks)
     silent = [
-        f"rank {who}: {told}: {outcomes}"
-        for who, told, outcomes in found
+        f"rank {who}: {change}: {outcomes}"
+        for who, change, outcomes in found
         if any(one.startswith("done") for one in outcomes) and not (who == ALL and set(outcomes) == {"done"})
     ]
     assert not silent, "\n".join(silent)
@@ -312,8 +315,8 @@ def test_all_ranks_get_an_error_when_one_is_wrong(name: str, ranks: list[int]) -
 @pytest.mark.parametrize("name", [name for name, operation in OPERATIONS.items() if "root" in operation.make(0, 3)])
 def test_a_root_that_is_no_rank_is_refused_at_the_call(name: str) -> None:
     operation = OPERATIONS[name]
-    for who, told, outcomes in try_all(operation, "root"):
-        if told in {"root out of range", "root negative"}:
+    for who, change, outcomes in try_all(operation, "root"):
+        if change in {"root out of range", "root negative"}:
             own = outcomes if who == ALL else [outcomes[who]]
             assert all(re.match("refused: UsageError: .*root: expected a rank", one) for one in own), outcomes
 
@@ -368,18 +371,18 @@ def _not_refused(rank: int) -> list[str]:
                 calls[f"batch {bad}"] = partial(
                     dist.batch_isend_irecv, [dist.P2POp(dist.isend, ones(2), bad), dist.P2POp(dist.irecv, ones(2), bad)]
                 )
-            for told, call in calls.items():
+            for label, call in calls.items():
                 try:
                     call()
                 except (UsageError, ValueError) as error:
                     if not re.search(r"expected a rank 0\.\.|is not part of group", str(error)):
-                        found.append(f"{told}: {error!r}")
+                        found.append(f"{label}: {error!r}")
                 else:
-                    found.append(told)
-    for told, call in (("send", dist.isend), ("recv", dist.irecv)):
-        with pytest.raises(UsageError, match=f"{told}: .*expected another rank than this one, got {rank}"):
+                    found.append(label)
+    for label, call in (("send", dist.isend), ("recv", dist.irecv)):
+        with pytest.raises(UsageError, match=f"{label}: .*expected another rank than this one, got {rank}"):
             call(ones(2), rank)
-        with pytest.raises(UsageError, match=f"{told}: tag: expected an integer"):
+        with pytest.raises(UsageError, match=f"{label}: tag: expected an integer"):
             call(ones(2), (rank + 1) % 3, tag=-1)
     x = ones(1)
     dist.all_reduce(x)

@@ -131,12 +131,12 @@ class World:
         return self.finish(limit=limit)
 
     def start(self, function: Callable[..., Any], arguments: Mapping[str, Any] | None = None, *, limit: float) -> None:
-        """Tell all ranks to run ``function``; ``finish`` must follow."""
+        """Send ``function`` to all ranks, which run it; ``finish`` must follow."""
         name = f"{function.__module__}:{function.__qualname__}"
         order = {"function": name, "arguments": dict(arguments or {}), "limit": limit}
         for rank, channel in enumerate(self._channels):
             self._log_starts[rank] = self._logs[rank].stat().st_size
-            with suppress(BrokenPipeError, ConnectionResetError):  # it ended: finish() says so
+            with suppress(BrokenPipeError, ConnectionResetError):  # it ended: finish() reports it
                 channel.sendall(json.dumps(order).encode() + b"\n")
 
     def finish(self, *, limit: float = LIMIT, grace: float = GRACE) -> list[Outcome]:
@@ -187,7 +187,7 @@ class World:
         return Outcome(rank=rank, log=log, **answer)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Send a rank a signal, SIGKILL unless told otherwise."""
+        """Send a rank a signal, SIGKILL by default."""
         self._processes[rank].send_signal(number)
 
     def close(self, *, limit: float = 30.0) -> list[int]:

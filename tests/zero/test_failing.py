@@ -18,7 +18,7 @@ from asyncpar.testing.world import local_world
 from asyncpar.zero import StepTorn, ZeROConfig, ZeroEngine, ZeROStage
 from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.step_state import EnginePhase
-from asyncpar.zero.stepping import StepAgreement
+from asyncpar.zero.stepping import CommitVote
 from tests.zero.layers import Replica, replicas
 from tests.zero.replicas import (
     PATIENCE,
@@ -72,7 +72,7 @@ async def test_a_rank_may_be_cancelled_at_any_moment(size: int, stage: ZeROStage
 
 
 async def come_together(made: Sequence[ZeroEngine]) -> bool:
-    """Resume on all ranks; where some have taken a step that others have not, all must say so."""
+    """Resume on all ranks; where some have taken a step that others have not, all must report it."""
     results = await outcomes(made, ZeroEngine.resume)
     if results == [None] * len(made):
         return True
@@ -202,16 +202,16 @@ async def test_a_rank_that_missed_a_step_of_the_others_can_catch_up(
     stage: ZeROStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 is cancelled when the others have learnt already that all are ready for the step."""
-    run = StepAgreement.run
+    run = CommitVote.run
 
-    async def cancelled_on_rank_1(self: StepAgreement) -> AsyncparError | None:
+    async def cancelled_on_rank_1(self: CommitVote) -> AsyncparError | None:
         objection = await run(self)
         if self._means.communicator.rank == 1:  # the rank whose agreement this is
             raise asyncio.CancelledError
         return objection
 
     async with engines(2, stage) as made:
-        monkeypatch.setattr(StepAgreement, "run", cancelled_on_rank_1)
+        monkeypatch.setattr(CommitVote, "run", cancelled_on_rank_1)
         results = await outcomes(made, lambda engine: take_step(engine, 0))
         monkeypatch.undo()
         assert isinstance(results[1], asyncio.CancelledError)
@@ -408,7 +408,7 @@ async def compute_and_reduce(replica: Replica) -> None:
 
 
 async def training(replica: Replica) -> None:
-    """A step as a training loop takes it, which tells the others when it fails."""
+    """A step as a training loop takes it, which notifies the others when it fails."""
     try:
         await compute_and_reduce(replica)
     except BaseException:

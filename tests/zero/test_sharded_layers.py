@@ -122,23 +122,23 @@ async def test_the_next_layer_is_gathered_while_this_one_computes() -> None:
 
     async with replicas(2, make=make, prefetch_depth=1) as made:
         for replica, layer in zip(made, waiting, strict=True):
-            tell_when_gathered(replica, 1, layer)
+            continue_once_gathered(replica, 1, layer)
         await on_all(made, lambda replica: replica.run(0))
 
 
-def tell_when_gathered(replica: Replica, index: int, layer: Waiting) -> None:
+def continue_once_gathered(replica: Replica, index: int, layer: Waiting) -> None:
     gatherer = replica.engine._recovery.gatherer  # noqa: SLF001  # the gatherer is made by prepare() and shown to nobody
     assert gatherer is not None
     unit, arrived = gatherer._units[index], threading.Event()  # noqa: SLF001  # tells a layer in the middle of its computation that the values of another have come
     gather = unit.gather
 
-    async def tell() -> list[Array]:
+    async def notify() -> list[Array]:
         values = await gather()
         arrived.set()
         return values
 
     layer.may_go_on = arrived
-    unit.gather = tell  # type: ignore[method-assign]
+    unit.gather = notify  # type: ignore[method-assign]
 
 
 async def test_buckets_are_reduced_while_the_backward_pass_goes_on() -> None:
@@ -164,11 +164,11 @@ async def test_buckets_are_reduced_while_the_backward_pass_goes_on() -> None:
             layer.may_go_on = is_reduced
             add = share.add_reduced
 
-            def tell(part: slice, reduced: Array, add: Any = add, is_reduced: threading.Event = is_reduced) -> None:
+            def notify(part: slice, reduced: Array, add: Any = add, is_reduced: threading.Event = is_reduced) -> None:
                 add(part, reduced)
                 is_reduced.set()
 
-            share.add_reduced = tell  # type: ignore[method-assign]
+            share.add_reduced = notify  # type: ignore[method-assign]
         await on_all(made, lambda replica: replica.run(0))
 
 

@@ -72,8 +72,8 @@ class DeviceMean(DeviceScheme):
     def __init__(self, bucket: Bucket, communicator: Communicator, place: DevicePlace) -> None:
         super().__init__(bucket, size=communicator.size, place=place, count=bucket.count, dtype=bucket.dtype)
         self._communicator = communicator
-        can_look = place.kernels is not None
-        self._flag = self.memory.vector(1, np.uint8) if can_look else self.vector
+        can_check = place.kernels is not None
+        self._flag = self.memory.vector(1, np.uint8) if can_check else self.vector
         self._seen = self.memory.pinned(self._flag.nbytes, lasts=True)
 
     def pack(self, parameters: Parameters) -> None:
@@ -91,23 +91,23 @@ class DeviceMean(DeviceScheme):
         communicator = self._communicator
         return [
             ReductionStep(None, lambda: communicator.all_reduce(vector, op="mean", key=str(key))),
-            ReductionStep(self._look, self.memory.over),
+            ReductionStep(self._start_check, self.memory.over),
         ]
 
     def settle(self) -> None:
         seen = self._seen.view(self._flag.dtype, self._flag.shape)
         self.is_finite = all_finite(seen) if self._flag is self.vector else bool(seen[0])
 
-    def _look(self) -> None:
+    def _start_check(self) -> None:
         """Make the device report to the host whether the mean is finite."""
         kernels = self.memory.place.kernels
         if kernels is not None:
             flag, values = self._flag.view, self.vector.view
 
-            def look() -> None:
+            def check() -> None:
                 flag[0] = kernels.all_finite(values)
 
-            self.memory.launch(look)
+            self.memory.launch(check)
         self.memory.copy(self._seen.address, self._flag.address, self._flag.nbytes)
 
     def _places(self, parameters: Parameters) -> list[tuple[Slot, int, int]]:

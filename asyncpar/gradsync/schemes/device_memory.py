@@ -24,7 +24,7 @@ from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import Parameters
 
 _ENDING_SECONDS = 10.0
-_EAGER_LOOKS = 200
+_EAGER_CHECKS = 200
 _PAUSE = 50e-6
 
 
@@ -226,10 +226,10 @@ class BucketMemory:
         Raises ``DeviceError`` if that exceeds the time limit of an operation.
         """
         self._fabric.record_event(self._held.event, self.stream)
-        begun, looks, timeout = time.monotonic(), 0, self.place.communicator.timeout
+        begun, checks, timeout = time.monotonic(), 0, self.place.communicator.timeout
         while not self._fabric.query_event(self._held.event):
-            looks += 1
-            time.sleep(0 if looks < _EAGER_LOOKS else _PAUSE)
+            checks += 1
+            time.sleep(0 if checks < _EAGER_CHECKS else _PAUSE)
             if timeout is not None and time.monotonic() > begun + timeout:
                 raise self._late(timeout)
 

@@ -147,9 +147,9 @@ class Copies(Relayed):
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         inner = [] if self._inner is None else self._inner.reduction_steps(key, place)
-        return [*inner, *(self._handing_out(kind, group, key) for kind, group in self._holders.groups)]
+        return [*inner, *(self._distribution(kind, group, key) for kind, group in self._holders.groups)]
 
-    def _handing_out(self, kind: str, group: Communicator, key: Name) -> ReductionStep:
+    def _distribution(self, kind: str, group: Communicator, key: Name) -> ReductionStep:
         name = key.other(f"copies/{kind}/{self.bucket.shared_name}")
         is_first = kind == self._holders.groups[0][0]
         work = self.settle_inner if is_first else None

@@ -123,8 +123,8 @@ class Scheme(ABC):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         """Return the reductions of a training step in order; the names of their collectives begin with ``key``."""
 
-    def tell_parts(self, tell: Callable[[int, int], None] | None) -> bool:  # noqa: ARG002
-        """Report ranges of ``result`` that are final before ``settle`` to ``tell`` in the next step; return whether.
+    def report_parts(self, report: Callable[[int, int], None] | None) -> bool:  # noqa: ARG002
+        """Report ranges of ``result`` that are final before ``settle`` to ``report`` in the next step; return whether.
 
         Called on the loop.  A scheme that does so reports each element once, and ``settle`` changes none of them.
         """

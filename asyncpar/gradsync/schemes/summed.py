@@ -33,27 +33,27 @@ class Exact(Scheme):
         super().__init__(bucket, size=communicator.size, keeps_input=memory.keeps_input)
         self._communicator = communicator
         self.algorithm = algorithm
-        self._tell: Callable[[int, int], None] | None = None
+        self._report: Callable[[int, int], None] | None = None
         self.flat = memory.shared((bucket.count,), bucket.dtype)
         self.result = memory.shared((bucket.count,), bucket.dtype) if memory.keeps_input else self.flat
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         return [ReductionStep(None, lambda: self._reduce(key))]
 
-    def tell_parts(self, tell: Callable[[int, int], None] | None) -> bool:
-        self._tell = tell
+    def report_parts(self, report: Callable[[int, int], None] | None) -> bool:
+        self._report = report
         return True
 
     def settle(self) -> None:
         self.is_finite = all_finite(self.result)
 
     def _reduce(self, key: Name) -> Coroutine[Any, Any, object]:
-        out, tell = None if self.result is self.flat else self.result, self._tell
+        out, report = None if self.result is self.flat else self.result, self._report
         all_reduce = self._communicator.all_reduce
-        if tell is None:
+        if report is None:
             return all_reduce(self.flat, op="mean", out=out, algorithm=self.algorithm, key=str(key))
         parts = all_reduce.parts(self.flat, op="mean", out=out, algorithm=self.algorithm, key=str(key))
-        return parts.each(lambda part: tell(part.where.start, part.where.stop))
+        return parts.each(lambda part: report(part.where.start, part.where.stop))
 
 
 class Alone(Scheme):

@@ -153,7 +153,7 @@ class Driver:
         if run_queue.channel is not None:
             run_queue.died(task)
             self._busy[run_queue] = run_queue.channel
-            self._loop.call_soon(self.advance_all)
+            self._continue_soon()
 
     def close(self) -> None:
         """Stop: drop all channels and timers."""

@@ -164,7 +164,7 @@ def agreed_lineage(reports: Mapping[str, MemberReport]) -> Lineage | Diverged:
         if len(known) == 1:
             return known.pop()
     shown = ", ".join(f"{member}: {lineage}" for member, lineage in found.items())
-    return Diverged(f"step {target}: the ranks have not the same state: {shown}")
+    return Diverged(f"step {target}: the ranks differ in state: {shown}")
 
 
 def is_caught_up(held: Lineage, lineage: Lineage) -> bool:

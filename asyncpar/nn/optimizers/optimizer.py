@@ -144,7 +144,7 @@ def restore_skipped(ranges: Iterable[FlatRange], skipped: Mapping[str, int]) -> 
 
 
 def _no_parameter(given: object) -> UsageError:
-    """Return the error for an object given as a parameter.  Raises that for one on a device, which says what to do."""
+    """Return the error for an object given as a parameter.  Raises the error for one on a device, with the remedy."""
     if (value := getattr(given, "value", None)) is not None:
         check_on_host(getattr(given, "name", "without a name"), value)
     return UsageError(describe_no_parameter(given))

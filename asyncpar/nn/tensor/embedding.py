@@ -66,7 +66,7 @@ class VocabParallelEmbedding(Stage[Tokens]):
     ) -> None:
         start, stop = self._region.sequence_bounds(saved.shape[1])
         check_gradient(self.name, dy, (saved.shape[0], stop - start, self.features))
-        add_weight_gradients(lambda tell: self._add_gradients(saved, dy, tell), on_gradient, deferred)
+        add_weight_gradients(lambda notify: self._add_gradients(saved, dy, notify), on_gradient, deferred)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.tokens, self.positions

@@ -53,8 +53,8 @@ class ColumnParallel(Stage[ColumnSaved]):
         check_gradient(self.name, dy, shape)
         wait = self._region.start_enter_gradient(self._projection.input_gradient(dy))
 
-        def work(tell: OnGradient | None) -> None:
-            self._projection.add_gradients(self._region.enter(x), dy, tell)
+        def work(notify: OnGradient | None) -> None:
+            self._projection.add_gradients(self._region.enter(x), dy, notify)
 
         add_weight_gradients(work, on_gradient, deferred)
         return wait()
@@ -174,11 +174,11 @@ class RowParallelLinear(Stage[RowSaved]):
         check_gradient(self.name, dy, shape)
         whole = self._region.leave_gradient(dy)
 
-        def work(tell: OnGradient | None) -> None:
+        def work(notify: OnGradient | None) -> None:
             if self.bias is not None and self.bias.requires_grad:
                 self.bias.accumulate(dy.reshape(-1, dy.shape[-1]).sum(axis=0))
             self._linear.add_gradients(x, whole)
-            report(reversed(self.parameters()), tell)
+            report(reversed(self.parameters()), notify)
 
         add_weight_gradients(work, on_gradient, deferred)
         dx = self._linear.input_gradient(whole)

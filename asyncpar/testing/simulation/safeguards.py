@@ -297,7 +297,7 @@ def _step_number_alone() -> tuple[Patch, ...]:
 
 
 def _deaf_to_revoke() -> tuple[Patch, ...]:
-    return ((ElasticJob, "_hear_revoked", lambda _job, _generation, _why: None),)
+    return ((ElasticJob, "_on_revoked", lambda _job, _generation, _why: None),)
 
 
 def _values_stay() -> tuple[Patch, ...]:

@@ -174,15 +174,15 @@ class BucketTransfer:
 class UncompressedSum(Scheme):
     """The mean without a codec: sums, in the lent memory, gradients that were divided by the number of ranks.
 
-    With ``looks`` it checks whether the result is finite.
+    With ``checks_finite`` it checks whether the result is finite.
     """
 
     is_mean = True
 
-    def __init__(self, bucket: Bucket, communicator: Communicator, *, looks: bool) -> None:
+    def __init__(self, bucket: Bucket, communicator: Communicator, *, checks_finite: bool) -> None:
         super().__init__(bucket, size=communicator.size)
         self._communicator = communicator
-        self._looks = looks
+        self._checks_finite = checks_finite
 
     def lend(self, values: NDArray[Any]) -> bool:
         self.flat = self.result = values
@@ -194,4 +194,4 @@ class UncompressedSum(Scheme):
         return [ReductionStep(None, lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact"))]
 
     def settle(self) -> None:
-        self.is_finite = not self._looks or all_finite(self.flat)
+        self.is_finite = not self._checks_finite or all_finite(self.flat)

@@ -163,10 +163,10 @@ class HookReducer:
             lines = [str(self._settings), f"step {step.number}", *state.lines()]
         except UsageError as error:
             refusal, lines = error, [f"an error: {error}"]
-        told = {REPLICAS: lines, _NUMBER: [self._number], _KNOWN: [self._number if self._groups else ""]}
-        told[_GONE_ON] = told[_KNOWN] if self._has_completed else [""]
-        exchange = self._over.all_gather_object(told, wanted=dict[str, list[str]])
-        return self._agree(step, given, exchange, state if state is not None else refusal)
+        offer = {REPLICAS: lines, _NUMBER: [self._number], _KNOWN: [self._number if self._groups else ""]}
+        offer[_GONE_ON] = offer[_KNOWN] if self._has_completed else [""]
+        exchange = self._over.all_gather_object(offer, wanted=dict[str, list[str]])
+        return self._agree_on_bucket(step, given, exchange, state if state is not None else refusal)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class HookReducer:
         step.is_closed = given.is_last
         return step
 
-    async def _agree(
+    async def _agree_on_bucket(
         self,
         step: _Step,
         given: HookBucket,
@@ -197,16 +197,16 @@ class HookReducer:
     ) -> None:
         """Reduce a new bucket once all ranks have described it equally."""
         try:
-            everything = await exchange
+            offers = await exchange
             if isinstance(state, UsageError):
                 raise state
-            difference = find_difference(everything, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
+            difference = find_difference(offers, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
             if difference is None:
-                difference = _find_other_hook(everything, self._over.ranks, step.number)
+                difference = _find_other_hook(offers, self._over.ranks, step.number)
             if difference is not None:
                 raise SettingsDiffer(str(difference))
             if self._groups is None:
-                (self._number,) = everything[0][_NUMBER]
+                (self._number,) = offers[0][_NUMBER]
                 self._groups = _HookGroups.of(self._over, self._number)
         except BaseException:
             step.under_way -= 1
@@ -262,7 +262,7 @@ class HookReducer:
                     await self._make_scheme(groups, state, resolved)
             if state.lossy is not None:
                 return state.lossy
-        return UncompressedSum(state.bucket, groups.own, looks=not settings.is_lossless)
+        return UncompressedSum(state.bucket, groups.own, checks_finite=not settings.is_lossless)
 
     async def _make_scheme(self, groups: _HookGroups, state: BucketState, resolved: Resolved) -> None:
         """Make the scheme of ``state``.  A rank that fails notifies the others, which would otherwise wait for it."""
@@ -334,14 +334,14 @@ class HookReducer:
         return run.times
 
 
-def _find_other_hook(everything: Sequence[Lines], names: Sequence[int], step: int) -> Difference | None:
+def _find_other_hook(offers: Sequence[Lines], names: Sequence[int], step: int) -> Difference | None:
     """Return a difference if some rank has a new hook, or another one, where the hook of other ranks goes on.
 
     In a first step that failed some ranks may have learnt the number of the hook, or completed the step, and others
     not.  No rank completes a step before all know the number.
     """
-    numbers = [one[_KNOWN][0] for one in everything]
-    goes_on = any(one[_GONE_ON][0] for one in everything)
+    numbers = [one[_KNOWN][0] for one in offers]
+    goes_on = any(one[_GONE_ON][0] for one in offers)
     first = next((rank for rank, number in enumerate(numbers) if number), 0)
     for rank, number in enumerate(numbers):
         if number != numbers[first] and (number or goes_on):

@@ -54,10 +54,10 @@ _STORE_THREAD = "asyncpar store"
 _STORE_MARGIN = 10.0
 """Seconds that a store may take to answer beyond the time of the rendezvous."""
 
-_TELL_SECONDS = 2.0
+_NOTICE_SECONDS = 2.0
 """Seconds for which a failed rank tries to notify the others."""
 
-_END_LOOKS, _END_PAUSE = 10, 0.02
+_END_CHECKS, _END_PAUSE = 10, 0.02
 """How often, and at what intervals in seconds, a rank whose store fails checks whether another one has ended."""
 
 _lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
@@ -119,7 +119,7 @@ def attach_store(
             rendezvous.stop()
             raise
         except Exception as error:
-            await _tell(rendezvous, rank, error)
+            await _notify(rendezvous, rank, error)
             raise
 
     return attach
@@ -194,7 +194,7 @@ class _RendezvousRank:
                 raise lost from error
             raise LaunchError(
                 f"rank {self.rank}: the store that the {self.size} ranks meet through failed: {error} "
-                '(if rank 0 held it and gave up waiting, init_method="asyncpar://" tells for whom)'
+                '(if rank 0 held it and gave up waiting, init_method="asyncpar://" names the missing ranks)'
             ) from error
 
     def _hello(self, launched: LaunchEnvironment | None, settings: Mapping[str, str]) -> RankHello:
@@ -217,7 +217,7 @@ class _RendezvousRank:
 
 async def _end_behind(rendezvous: StoreRendezvous) -> PeerLost | None:
     """Return the error for the rank that held the store, if its process ends shortly after its sockets."""
-    for _ in range(_END_LOOKS):
+    for _ in range(_END_CHECKS):
         lost = rendezvous.find_ended()
         if lost is not None:
             return lost
@@ -278,13 +278,13 @@ def choose_bind(participants: Participants, environment: Mapping[str, str], stor
         other = next(hello for hello in participants.hellos if hello.host_id != own.host_id)
         raise UsageError(
             f"{_BIND}: expected the address by which other hosts reach {own.host}, since rank {rank} is there and "
-            f"rank {other.rank} on {other.host}, and neither the store nor MASTER_ADDR tells"
+            f"rank {other.rank} on {other.host}, and neither the store nor MASTER_ADDR gives one"
         )
     try:
         return route_to(resolve(known))
     except OSError as error:
         raise UsageError(
-            f"{_BIND}: rank {rank} on {own.host} finds no way to {known}, where ranks of other hosts are "
+            f"{_BIND}: rank {rank} on {own.host} finds no route to {known}, where ranks of other hosts are "
             f"({os_reason(error)}); set it to the address by which other hosts reach {own.host}"
         ) from error
 
@@ -301,10 +301,10 @@ def _innermost(store: Any) -> Any:
     return store
 
 
-async def _tell(rendezvous: StoreRendezvous, rank: int, error: Exception) -> None:
+async def _notify(rendezvous: StoreRendezvous, rank: int, error: Exception) -> None:
     """Notify the others of ``error``, if the store answers."""
     try:
-        async with asyncio.timeout(_TELL_SECONDS):
+        async with asyncio.timeout(_NOTICE_SECONDS):
             await call_in_daemon_thread(partial(rendezvous.refuse, error), _STORE_THREAD)
     except (RuntimeError, TimeoutError) as silence:
         _log_silence(rank, silence)
@@ -323,4 +323,4 @@ def _refuse_in_thread(rendezvous: StoreRendezvous, rank: int, error: BaseExcepti
 
 
 def _log_silence(rank: int, error: Exception) -> None:
-    _log.debug("rank %d could not tell the others why it gave up: %s", rank, error)
+    _log.debug("rank %d could not notify the others of its failure: %s", rank, error)

@@ -110,7 +110,7 @@ def decode(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"the store holds something that is no {kind.__name__}: {error}") from error
+        raise ProtocolError(f"the store holds a value that is no {kind.__name__}: {error}") from error
 
 
 def find_disagreement(hellos: Sequence[RankHello]) -> RendezvousFailure | None:
@@ -144,10 +144,10 @@ def find_unreachable(participants: Participants, are_loopback: Sequence[bool]) -
     return RendezvousFailure(kind=RendezvousFailureKind.USAGE, message=message, ranks=(near.rank, far.rank))
 
 
-def absent(missing: Sequence[int], *, size: int, timeout: float, deed: str) -> RendezvousFailure:
-    """Return the failure that ``missing``, of ``size`` ranks, have not done ``deed`` in time."""
+def absent(missing: Sequence[int], *, size: int, timeout: float, done: str) -> RendezvousFailure:
+    """Return the failure of ``missing``, of ``size`` ranks, which have not ``done`` their part in time."""
     have = "has" if len(missing) == 1 else "have"
-    message = f"{name_ranks(missing)} of {size} {have} not {deed} within {timeout:.1f} s"
+    message = f"{name_ranks(missing)} of {size} {have} not {done} within {timeout:.1f} s"
     return RendezvousFailure(kind=RendezvousFailureKind.ABSENT, message=message, ranks=tuple(missing))
 
 
@@ -163,7 +163,7 @@ def ended(rank: int) -> RendezvousFailure:
     return RendezvousFailure(kind=RendezvousFailureKind.FAILED, message=message, ranks=(rank,))
 
 
-def came_twice(rank: int, places: Sequence[str]) -> RendezvousFailure:
+def duplicated(rank: int, places: Sequence[str]) -> RendezvousFailure:
     """Return the failure that ``rank`` is present at each of ``places``."""
     message = f"rank: {rank} came twice, as {', and as '.join(places)}; each rank needs a number of its own"
     return RendezvousFailure(kind=RendezvousFailureKind.TWICE, message=message, ranks=(rank,))
@@ -172,7 +172,7 @@ def came_twice(rank: int, places: Sequence[str]) -> RendezvousFailure:
 def abandoned(rank: int) -> RendezvousFailure:
     """Return the failure that ``rank`` was present, but is not any more."""
     return RendezvousFailure(
-        kind=RendezvousFailureKind.ABANDONED, message=f"rank {rank} was there and answers no more", ranks=(rank,)
+        kind=RendezvousFailureKind.ABANDONED, message=f"rank {rank} was present and no longer answers", ranks=(rank,)
     )
 
 

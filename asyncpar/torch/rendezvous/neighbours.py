@@ -17,7 +17,7 @@ from asyncpar.torch.rendezvous.store import RendezvousStore
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25
+CHECK_SECONDS = 0.25
 """Seconds between two checks of the neighbours."""
 
 
@@ -37,20 +37,20 @@ class Neighbours:
         self._own = own
         self._known: list[Neighbour] = []
         self._stopped: set[int] = set()
-        self._looks_at = 0.0
+        self._next_check = 0.0
         if own is not None:
             keys.append(own.process.place, msgspec.json.encode(own).decode())
             self._read(own)
 
-    def look(self) -> int | None:
+    def check(self) -> int | None:
         """Return a rank whose process has ended; None if there is none or the next check is not due yet.
 
         Logs once which ranks are stopped.
         """
-        if self._own is None or time.monotonic() < self._looks_at:
+        if self._own is None or time.monotonic() < self._next_check:
             return None
         self._read(self._own)
-        self._looks_at = time.monotonic() + LOOK_SECONDS
+        self._next_check = time.monotonic() + CHECK_SECONDS
         for one in self._known:
             if one.process.is_stopped and one.rank not in self._stopped:
                 self._stopped.add(one.rank)

@@ -46,7 +46,7 @@ from asyncpar.torch.rendezvous.messages import (
     WorldIdentity,
     abandoned,
     absent,
-    came_twice,
+    duplicated,
     encode,
     ended,
     error_of,
@@ -140,8 +140,8 @@ class StoreRendezvous:
         """
         self._keys.put("hello", self._rank, encode(replace(hello, attempt=self._attempt)))
         if self._rank != 0:
-            return self._check_belongs(self._wait_for(self._find_participants, "hello", deed="come"))
-        hellos = self._wait_for(self._find_hellos, "hello", deed="come")
+            return self._check_belongs(self._wait_for(self._find_participants, "hello", done="come"))
+        hellos = self._wait_for(self._find_hellos, "hello", done="come")
         participants = Participants(
             hellos=hellos, identity=replace(identity, generation=identity.generation + self._keys.number)
         )
@@ -156,10 +156,10 @@ class StoreRendezvous:
             self._deadline = time.monotonic() + self._patience
         self._keys.put("address", self._rank, address)
         if self._rank == 0:
-            addresses = self._wait_for(self._find_addresses, "address", deed="said where to find it")
+            addresses = self._wait_for(self._find_addresses, "address", done="published its address")
             failure = find_unreachable(participants, [is_loopback(split_address(where)[0]) for where in addresses])
             self._keys.write_end(RendezvousResult(addresses=addresses, failure=failure))
-        return self._wait_for(self._find_end, "address", deed="said where to find it")
+        return self._wait_for(self._find_end, "address", done="published its address")
 
     def refuse(self, error: BaseException) -> None:
         """Notify the others that this rank has failed with ``error``, unless the rendezvous is over."""
@@ -169,16 +169,16 @@ class StoreRendezvous:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, look: Callable[[], T | None], needed: str, *, deed: str) -> T:
-        """Return the result of ``look`` once there is one, calling it repeatedly.
+    def _wait_for(self, find: Callable[[], T | None], needed: str, *, done: str) -> T:
+        """Return the result of ``find`` once there is one, calling it repeatedly.
 
         After the time limit the rendezvous fails, naming the ranks that have not written ``needed``.
         """
         begun = time.monotonic()
-        while (found := look()) is None:
+        while (found := find()) is None:
             left = self._deadline - time.monotonic()
             if left <= 0.0:
-                self._refuse(self._lateness(needed, deed))
+                self._refuse(self._lateness(needed, done))
             else:
                 self._pause(min(self._pause_after(begun), left))
                 self._answer_duplicate()
@@ -194,7 +194,7 @@ class StoreRendezvous:
             raise RendezvousStopped
 
     def _watch_neighbours(self) -> None:
-        gone = self._neighbours.look()
+        gone = self._neighbours.check()
         if gone is not None:
             self._refuse(ended(gone))
 
@@ -204,14 +204,14 @@ class StoreRendezvous:
         error = None if gone is None else self._error(ended(gone))
         return error if isinstance(error, PeerLost) else None
 
-    def _lateness(self, needed: str, deed: str) -> RendezvousFailure:
+    def _lateness(self, needed: str, done: str) -> RendezvousFailure:
         ranks = range(self._size)
         missing = sorted(set(ranks) - set(self._keys.find(needed, ranks)))
         if not missing:
-            missing, deed = [0], "answered"
-        return absent(missing, size=self._size, timeout=self._patience, deed=deed)
+            missing, done = [0], "answered"
+        return absent(missing, size=self._size, timeout=self._patience, done=done)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- finding -----------------------------------------------------------------------------------------------------
 
     def _find_end(self) -> tuple[str, ...] | None:
         """Return all addresses if the rendezvous has ended; raise its failure if it failed."""
@@ -240,7 +240,7 @@ class StoreRendezvous:
     def _find_addresses(self) -> tuple[str, ...] | None:
         self._find_end()
         ranks = range(self._size)
-        if not self._keys.have_all("address", ranks):
+        if not self._keys.has_all("address", ranks):
             return None
         return tuple(self._keys.get("address", rank) or "" for rank in ranks)
 
@@ -290,7 +290,7 @@ class StoreRendezvous:
     def _answer_duplicate(self) -> None:
         other = self._keys.get("duplicate", self._rank)
         if other is not None:
-            self._refuse(came_twice(self._rank, [self._process, other]))
+            self._refuse(duplicated(self._rank, [self._process, other]))
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class StoreRendezvous:
         """Wait a moment until all ranks have read the result, since the store may vanish with this process."""
         begun = time.monotonic()
         came = set(self._keys.find("hello", range(self._size))) - {self._neighbours.find_ended()}
-        while not self._keys.have_all("left", came) and time.monotonic() < begun + _LEAVE_SECONDS:
+        while not self._keys.has_all("left", came) and time.monotonic() < begun + _LEAVE_SECONDS:
             if self._is_stopped.wait(self._pause_after(begun)):
                 return
 

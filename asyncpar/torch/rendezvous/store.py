@@ -58,7 +58,7 @@ class RendezvousStore:
             return list(keys)
         return [rank for rank, key in keys.items() if self._store.check([key])]
 
-    def have_all(self, what: str, ranks: Iterable[int]) -> bool:
+    def has_all(self, what: str, ranks: Iterable[int]) -> bool:
         """Return whether all ``ranks`` have written ``what``."""
         return bool(self._store.check([self._key(what, rank) for rank in ranks]))
 

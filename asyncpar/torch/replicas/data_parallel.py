@@ -23,11 +23,11 @@ from asyncpar.torch.errors import as_torch
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
 from asyncpar.torch.instrumentation import not_traced, stepped_over
 from asyncpar.torch.process_group import ProcessGroup, own_group
-from asyncpar.torch.replicas.agreement import NAME, ReducerOffer, find_bucket_bytes
 from asyncpar.torch.replicas.comm_hook import CommHook
 from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.joining import ForwardTurn, OwnGradients, ReplicaJoinHook, agree_on_turn, find_last
 from asyncpar.torch.replicas.logging_data import LoggingData, describe_place
+from asyncpar.torch.replicas.offer import NAME, ReducerOffer, find_bucket_bytes
 from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
 from asyncpar.torch.replicas.replicated_module import ReplicatedModule
@@ -374,7 +374,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         if before is not None:
             before.release()
 
-    def _agree(self, own: ForwardTurn | None) -> ForwardTurn:
+    def _agree_on_turn(self, own: ForwardTurn | None) -> ForwardTurn:
         """Return the turn of the ranks that have not finished, under ``Join``."""
         turn = agree_on_turn(self.process_group, own)
         divisor = self.process_group.size() if self._divides_by_initial else turn.active
@@ -393,7 +393,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             copies=self._copies_buffers and self._is_copy_due,
         )
         if self._join_config.enable:
-            turn = self._agree(turn)
+            turn = self._agree_on_turn(turn)
         self._prepare(turn, trainable)
         return turn
 
@@ -450,7 +450,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """
         if self._own_gradients is None:
             self._own_gradients = OwnGradients(self._replicas.parameters())
-        turn = self._agree(None)
+        turn = self._agree_on_turn(None)
         self._prepare(turn, self._replicas.trainable())
         if turn.reduces:
             self._current.shadow()

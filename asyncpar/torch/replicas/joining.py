@@ -39,18 +39,17 @@ def agree_on_turn(group: ProcessGroup, own: ForwardTurn | None) -> ForwardTurn:
 
     Raises ``UsageError`` on all ranks if they are about to do different things.
     """
-    words = [0, 0, 0] if own is None else [1, own.reduces, own.copies]
-    said = _exchange(group, words)
-    (active,) = np.nonzero(said[:, 0])
-    odd = np.flatnonzero((said[active] != said[active[:1]]).any(1))
+    rows = _exchange(group, [0, 0, 0] if own is None else [1, own.reduces, own.copies])
+    (active,) = np.nonzero(rows[:, 0])
+    odd = np.flatnonzero((rows[active] != rows[active[:1]]).any(1))
     if len(odd):
         ranks = group.communicator.ranks
         raise UsageError(
             f"forward: expected all ranks to reduce gradients, or none, got rank {ranks[active[0]]} "
-            f"{_say(said[active[0]])} and rank {ranks[active[odd[0]]]} {_say(said[active[odd[0]]])}; use no_sync() and "
-            "torch.no_grad() on all ranks alike"
+            f"{_describe(rows[active[0]])} and rank {ranks[active[odd[0]]]} {_describe(rows[active[odd[0]]])}; use "
+            "no_sync() and torch.no_grad() on all ranks alike"
         )
-    _, reduces, copies = said[active[-1]]
+    _, reduces, copies = rows[active[-1]]
     return ForwardTurn(reduces=bool(reduces), copies=bool(copies), source=int(active[-1]), active=len(active))
 
 
@@ -59,16 +58,16 @@ def find_last(group: ProcessGroup, *, is_last: bool) -> int:
     return int(np.flatnonzero(_exchange(group, [is_last])[:, 0])[-1])
 
 
-def _exchange(group: ProcessGroup, words: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    """Return the ``words`` of all ranks, one row each."""
+def _exchange(group: ProcessGroup, row: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """Return the rows of all ranks; ``row`` is that of this one."""
     communicator = group.communicator
-    own, every = np.array(words, np.int32), np.zeros((communicator.size, len(words)), np.int32)
+    own, every = np.array(row, np.int32), np.zeros((communicator.size, len(row)), np.int32)
     group.start(lambda: communicator.all_gather(own, out=every), (), operation=_OPERATION).wait()
     return every
 
 
-def _say(words: np.ndarray[tuple[int], np.dtype[np.int32]]) -> str:
-    _, reduces, copies = words.tolist()
+def _describe(row: np.ndarray[tuple[int], np.dtype[np.int32]]) -> str:
+    _, reduces, copies = row.tolist()
     return f"{'with' if reduces else 'without'} reduction and {'with' if copies else 'without'} buffers from another"
 
 

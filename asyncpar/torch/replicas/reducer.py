@@ -88,7 +88,7 @@ class _GradientPass:
     order: list[int] = field(default_factory=list)
     begun: int = 0
     """The number of buckets begun."""
-    has_told_order: bool = False
+    has_begun_order: bool = False
     """Whether it has begun exchanging the order of gradients."""
     works: list[Waitable] = field(default_factory=list)
 
@@ -268,7 +268,7 @@ class GradientReducer:
     def fail(self, error: BaseException, *, taken: int = 0) -> None:
         """End the rest of this rank's step on all ranks, with the reason ``error``.
 
-        ``taken`` places of operations that reduce buckets or exchange words were taken by others.
+        ``taken`` places of operations that reduce buckets or exchange figures were taken by others.
         """
         done, self._pass = self._pass, None
         self._end = None
@@ -287,15 +287,15 @@ class GradientReducer:
                 self.comm_hook.begin_pass()
             owed = self.comm_hook.fail(len(self._plan.buckets)) + self._settings.finds_unused
         elif self.hook is None:
-            tells = self.tuning is not None and self.tuning.tells(self._passes)
-            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._settings.finds_unused + tells
+            has_figures = self.tuning is not None and self.tuning.exchanges_figures(self._passes)
+            owed = len(self._plan.buckets) - begun + len(self._sparse) + self._settings.finds_unused + has_figures
         else:
             owed = len(self._sparse) + self._settings.finds_unused
             self._refuse_buckets(self.hook, begun + taken, error)
             taken = max(0, begun + taken - len(self._plan.buckets))
         for _ in range(owed - taken):
             self._refuse(error)
-        self._lose_pass(error, owes_order=done is None or not done.has_told_order)
+        self._lose_pass(error, owes_order=done is None or not done.has_begun_order)
 
     # -- in a backward pass ------------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class GradientReducer:
             sums = [self._begin_sparse(now, each) for each in self._sparse]
             use = self._begin_use(now) if self._settings.finds_unused else None
             order = None if self._has_order else self._begin_order(now, absent)
-            told = self._begin_telling(now)
+            figures = self._begin_figures(now)
         except BaseException as error:
             self.fail(error)
             raise
@@ -377,12 +377,12 @@ class GradientReducer:
             wait_for_all(now.works)
         except BaseException as error:
             self._meter.end(EventState.FAILED)
-            self._lose_pass(error, owes_order=not now.has_told_order)
+            self._lose_pass(error, owes_order=not now.has_begun_order)
             raise
         self._meter.end()
         self.times.is_over()
         self._last_order, self._last_absent = now.order, absent
-        self._tune(told)
+        self._tune(figures)
         if self.hook is not None:
             self.hook.add_wait(time.perf_counter() - waited)
         used = self._expected_use() if now.is_shadow else self._used
@@ -426,27 +426,27 @@ class GradientReducer:
     def _bucket_bytes(self) -> int:
         return self._settings.bucket_bytes if self.tuning is None else self.tuning.bucket_bytes
 
-    def _begin_telling(self, now: _GradientPass) -> NDArray[Any] | None:
+    def _begin_figures(self, now: _GradientPass) -> NDArray[Any] | None:
         """Start exchanging the figures of the previous pass, if it was measured; return the array for those of all."""
-        if self.tuning is None or not self.tuning.tells(self._passes):
+        if self.tuning is None or not self.tuning.exchanges_figures(self._passes):
             return None
-        communicator, own = self.group.communicator, self.tuning.told()
-        told = np.zeros((communicator.size, own.size))
+        communicator, own = self.group.communicator, self.tuning.own_message()
+        figures = np.zeros((communicator.size, own.size))
         now.works.append(
             self.group.start(
-                lambda: communicator.all_gather(own, out=told), (), operation="all_gather", options=_AT_ONCE
+                lambda: communicator.all_gather(own, out=figures), (), operation="all_gather", options=_AT_ONCE
             )
         )
-        return told
+        return figures
 
-    def _tune(self, told: NDArray[Any] | None) -> None:
+    def _tune(self, figures: NDArray[Any] | None) -> None:
         """Process the figures that ranks exchanged in the finished pass, or measure the pass."""
         if self.tuning is None:
             return
-        if told is None:
+        if figures is None:
             self.tuning.measure()
             return
-        self.tuning.hear(told)
+        self.tuning.receive(figures)
         self._replan()
 
     def _forget_tuning(self) -> None:
@@ -632,20 +632,20 @@ class GradientReducer:
     def _begin_order(self, now: _GradientPass, absent: Sequence[int]) -> NDArray[Any]:
         """Start exchanging the use of parameters, and the order and numbers of gradients, in four parts of an array."""
         count = len(self.replicated)
-        words = np.zeros(4 * count, np.int32)
-        words[:count] = self._used
+        message = np.zeros(4 * count, np.int32)
+        message[:count] = self._used
         if self.group.communicator.rank == self._source:
-            words[count : 2 * count] = [*now.order, *absent]
-        words[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
-        words[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
-        now.works.append(self._begin(words, "max", [], key=self._order_key))
-        now.has_told_order = True
-        return words
+            message[count : 2 * count] = [*now.order, *absent]
+        message[2 * count : 3 * count] = _LEAST if now.is_shadow else now.calls
+        message[3 * count :] = _LEAST if now.is_shadow else np.negative(now.calls)
+        now.works.append(self._begin(message, "max", [], key=self._order_key))
+        now.has_begun_order = True
+        return message
 
-    def _learn(self, words: NDArray[Any]) -> NDArray[Any]:
+    def _learn(self, message: NDArray[Any]) -> NDArray[Any]:
         """Process the agreement of the ranks; return the parameters that were used on some rank."""
         count = len(self.replicated)
-        order, most, least = words[count : 2 * count], words[2 * count : 3 * count], -words[3 * count :]
+        order, most, least = message[count : 2 * count], message[2 * count : 3 * count], -message[3 * count :]
         if self._settings.is_static:
             odd = np.flatnonzero(most != least)
             if len(odd):
@@ -658,7 +658,7 @@ class GradientReducer:
         self._order = [self.replicated[index].name for index in order]
         self._replan()
         self._describe_again()
-        return words[:count]
+        return message[:count]
 
     def _lose_pass(self, error: BaseException, *, owes_order: bool) -> None:
         """Return to what all ranks know, after ``error`` has ended a pass here.

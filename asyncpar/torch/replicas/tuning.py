@@ -73,7 +73,7 @@ class ReplicaTuning:
         """The algorithm of the next pass; None for that of the cost model."""
         return None if self.choice.algorithm == AUTO else self.choice.name
 
-    def tells(self, number: int) -> bool:
+    def exchanges_figures(self, number: int) -> bool:
         """Return whether ranks exchange their figures in pass ``number``."""
         return number % _PASSES == 0
 
@@ -85,19 +85,19 @@ class ReplicaTuning:
         """Record the figures of the finished pass."""
         self._own = self._on_loop(self._tuning.measure)
 
-    def told(self) -> NDArray[np.float64]:
+    def own_message(self) -> NDArray[np.float64]:
         """Return this rank's message: figures, the number of passes it knows of, and whether it has figures."""
         own = np.zeros(FIGURES) if self._own is None else self._own
         return np.array([*own, self._known, self._own is not None])
 
-    def hear(self, told: NDArray[Any]) -> None:
+    def receive(self, messages: NDArray[Any]) -> None:
         """Process the messages of all ranks, in rows, and choose."""
         self._own = None
-        known, are_measured = told[:, FIGURES], told[:, FIGURES + 1]
+        known, are_measured = messages[:, FIGURES], messages[:, FIGURES + 1]
         if (known != self._known).any():
             self.forget()
         elif are_measured.all():
-            self._tuning.observe(told[:, :FIGURES], steps=_PASSES)
+            self._tuning.observe(messages[:, :FIGURES], steps=_PASSES)
             self._known += _PASSES
             self.choice = self._choose()
 

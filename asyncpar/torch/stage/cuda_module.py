@@ -167,11 +167,11 @@ class CudaModuleStage(Stage[CudaSaved]):
             return
         waiting: dict[str, CudaParameter] = {parameter.name: parameter for parameter in self._parameters}
 
-        def tell(name: str, _: torch.Tensor) -> None:
+        def notify(name: str, _: torch.Tensor) -> None:
             if waiting.pop(name, None) is not None:
                 on_gradient(name)
 
-        hooks = [one.tensor.register_post_accumulate_grad_hook(partial(tell, one.name)) for one in self._parameters]
+        hooks = [one.tensor.register_post_accumulate_grad_hook(partial(notify, one.name)) for one in self._parameters]
         try:
             yield
         finally:

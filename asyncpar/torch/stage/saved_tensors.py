@@ -175,7 +175,9 @@ class SavedTensors:
             note.is_needed_later = False
         block = self._blocks[note.block] if note.block < len(self._blocks) else None
         if block is None:
-            raise UsageError(f"{self._name}: what forward has saved serves one backward pass, expected no second one")
+            raise UsageError(
+                f"{self._name}: the tensors that forward saved serve one backward pass; this is the second"
+            )
         width = note.dtype.itemsize
         cells = torch.from_numpy(block[: block.size // width * width]).view(note.dtype)
         return cells.as_strided(note.size, note.stride, note.offset)

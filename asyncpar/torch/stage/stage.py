@@ -275,11 +275,13 @@ class ModuleStage(Stage[ModuleSaved]):
             return
         waiting = {parameter.name: parameter for parameter in self._state.reported}
 
-        def tell(name: str, _: torch.Tensor) -> None:
+        def notify(name: str, _: torch.Tensor) -> None:
             if waiting.pop(name, None) is not None:
                 on_gradient(name)
 
-        hooks = [one.tensor.register_post_accumulate_grad_hook(partial(tell, one.name)) for one in self._state.reported]
+        hooks = [
+            one.tensor.register_post_accumulate_grad_hook(partial(notify, one.name)) for one in self._state.reported
+        ]
         try:
             yield
         finally:

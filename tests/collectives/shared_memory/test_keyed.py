@@ -16,8 +16,9 @@ import pytest
 from asyncpar.collectives.communicator import Communicator, announce_leaving
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.net.arena.driver import Driver
 from asyncpar.net.arena.order_log import RING
-from asyncpar.net.arena.run_queue import KeyedRunQueue
+from asyncpar.net.arena.run_queue import KeyedRunQueue, RunQueue, Task
 from asyncpar.net.arena.sequencer import LeadingSequencer
 from asyncpar.node import Node
 from asyncpar.testing import local_world
@@ -292,6 +293,29 @@ async def test_of_what_was_given_up_nothing_is_kept(victim: int) -> None:
         sequencer = run_queue_of(nodes[0]).sequencer
         assert isinstance(sequencer, LeadingSequencer)
         assert len(sequencer._roll) == 0  # noqa: SLF001  # old announcements that stay show nowhere but in memory
+
+
+async def test_what_a_rank_gives_up_by_itself_is_not_taken_for_a_lost_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer that looks for lost rings fires before the rank goes on from what it has given up."""
+    bury = Driver.bury
+
+    def bury_and_recheck(driver: Driver, run_queue: RunQueue, task: Task) -> None:
+        bury(driver, run_queue, task)
+        driver._recheck()  # noqa: SLF001  # the timer may fire at any time
+
+    monkeypatch.setattr("asyncpar.net.arena.driver.RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(Driver, "bury", bury_and_recheck)
+    async with arena_of(2) as nodes:
+        await sum_everywhere(nodes)
+        for step in range(20):
+            call = asyncio.ensure_future(nodes[1].world.barrier(key=f"{step}"))
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait({call})
+        for node in nodes:
+            arena = engine_of(node.world).table.arena
+            assert arena is not None
+            assert arena.driver.rescues == 0
 
 
 @pytest.mark.parametrize("missing", chosen([0, 2], soak=[0, 1, 2]))

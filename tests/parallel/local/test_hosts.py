@@ -155,7 +155,7 @@ async def test_one_rank_per_host_is_training_between_ranks() -> None:
 
 
 class Between:
-    """A synchronizer between hosts that fails with ``error``, as often as it is told to."""
+    """A synchronizer between hosts that fails with ``error``, until the error is removed."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error
@@ -173,12 +173,12 @@ class Between:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "text"),
     [(OSError("the disk is full"), "OSError: the disk is full"), (asyncio.CancelledError(), "CancelledError, before")],
 )
 @pytest.mark.parametrize("transport", ["inproc", "shm"])
 async def test_a_first_rank_that_fails_tells_its_host_why_and_the_next_round_works(
-    transport: Any, error: BaseException, told: str
+    transport: Any, error: BaseException, text: str
 ) -> None:
     async def main(node: Node) -> list[str]:
         replica, between = Replica(node.rank), Between(error) if node.rank == 0 else None
@@ -204,5 +204,5 @@ async def test_a_first_rank_that_fails_tells_its_host_why_and_the_next_round_wor
     async with local_world(3, transport=transport) as nodes, asyncio.timeout(30):
         own, *others = await on_all(nodes, main)
     assert own == ["its own"] * 20
-    assert all(cause.startswith(f"rank 0: {told}") for causes in others for cause in causes), others
+    assert all(cause.startswith(f"rank 0: {text}") for causes in others for cause in causes), others
     assert [len(causes) for causes in others] == [20, 20]

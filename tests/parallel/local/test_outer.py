@@ -1,4 +1,4 @@
-"""The outer optimizer moves the common point as the papers say, or changes nothing."""
+"""The outer optimizer moves the common point as in the papers, or changes nothing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.alarm import StepFailed
 from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.offload import MemoryManager, OffloadError, Volume
-from asyncpar.pipeline.offload.spill import SpillFile
+from asyncpar.pipeline.offload.manager import SpillFile
 from tests.pipeline.real_stages import alone, cut_model, gradients_of, make_executors, make_samples, run_all
 from tests.pipeline.worlds import open_ranks, outcomes
 

@@ -1,4 +1,4 @@
-"""Agreement of ranks on a reducer: each makes its own, and all know that they are equal before the first use."""
+"""Offers of reducers: each rank makes its own, and all know that they are equal before the first use."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class ReducerOffer:
         self._reducer: GradientReducer | None = None
         self._failure: Exception | None = None
         self._ranks: Sequence[int] = ()
-        self._told: dict[str, list[str]] = {ALL: [], _ERROR: [], _NAME: [f"{NAME} {secrets.token_hex(8)}"]}
-        self._everyone: Sequence[dict[str, list[str]]] = ()
+        self._offer: dict[str, list[str]] = {ALL: [], _ERROR: [], _NAME: [f"{NAME} {secrets.token_hex(8)}"]}
+        self._offers: Sequence[dict[str, list[str]]] = ()
         try:
-            self._reducer, self._told[ALL] = make()
+            self._reducer, self._offer[ALL] = make()
         except Exception as error:  # noqa: BLE001  # raised by ``take``, when the others know
-            self._failure, self._told[_ERROR] = error, [f"{type(error).__name__}: {error}"]
+            self._failure, self._offer[_ERROR] = error, [f"{type(error).__name__}: {error}"]
 
     def exchange(self, group: ProcessGroup, why: str = "") -> None:
         """Exchange the offers of all ranks; ``why`` is shown if others call something else instead."""
         try:
-            self._everyone = _exchange(group, self._told, why)
+            self._offers = _exchange(group, self._offer, why)
         except BaseException:
             self._withdraw()
             raise
@@ -63,16 +63,16 @@ class ReducerOffer:
             self._withdraw()
             raise
         assert self._reducer is not None, "there is one, or an error"
-        (self._reducer.name,) = self._everyone[0][_NAME]
+        (self._reducer.name,) = self._offers[0][_NAME]
         return self._reducer
 
     def _check(self) -> None:
         if self._failure is not None:
             raise as_torch(self._failure, NAME)
-        for rank, other in zip(self._ranks, self._everyone, strict=True):
+        for rank, other in zip(self._ranks, self._offers, strict=True):
             if other[_ERROR]:
                 raise as_torch(PeerCancelled(f"{NAME}: rank {rank} cannot take part: {other[_ERROR][0]}", rank=rank))
-        difference = find_difference(self._everyone, {ALL: (range(len(self._ranks)),)}, self._ranks)
+        difference = find_difference(self._offers, {ALL: (range(len(self._ranks)),)}, self._ranks)
         if difference is not None:
             raise as_torch(SettingsDiffer(str(difference)))
 
@@ -99,13 +99,13 @@ def _are_crowded(group: ProcessGroup) -> bool:
     return shares_memory and (os.cpu_count() or 1) < 2 * communicator.size
 
 
-def _exchange(group: ProcessGroup, told: dict[str, list[str]], why: str) -> Sequence[dict[str, list[str]]]:
+def _exchange(group: ProcessGroup, offer: dict[str, list[str]], why: str) -> Sequence[dict[str, list[str]]]:
     communicator = group.communicator
     found: list[dict[str, list[str]]] = []
 
     async def exchange() -> None:
         wanted = dict[str, list[str]]
-        found.extend(await agreeing(communicator, why, lambda: communicator.all_gather_object(told, wanted=wanted)))
+        found.extend(await agreeing(communicator, why, lambda: communicator.all_gather_object(offer, wanted=wanted)))
 
     try:
         group.call(exchange, NAME)

@@ -41,15 +41,15 @@ class StepTerms:
     drawn_before: int
 
 
-class StandingAgreement:
-    """The agreement of the last step of a synchronizer, as far as it holds for the next one."""
+class SettingsCache:
+    """The terms of the last step of a synchronizer, on which all ranks agreed, as far as they hold for the next one."""
 
     def __init__(self, groups: SyncGroups, keys: Keys) -> None:
         self._communicator = groups.everyone
         self._keys = keys
         self._is_possible = groups.is_data_parallel_only and 1 < groups.everyone.size <= _MOST_RANKS
         self._terms: StepTerms | None = None
-        self._may_stand_elsewhere = False
+        self._may_hold_elsewhere = False
         """Whether other ranks may begin the next step without a comparison."""
         self._last_epoch: int | None = None
         """The epoch of the last step that succeeded."""
@@ -70,14 +70,14 @@ class StandingAgreement:
         """Decide whether the step needs no comparison; if it does because of this rank, give notice to the others."""
         if self._terms == terms and not self.has_changed:
             return True
-        self.tell_change()
+        self.announce_change()
         return False
 
-    def tell_change(self) -> None:
+    def announce_change(self) -> None:
         """Give the other ranks notice to compare in this step, unless they do so anyway."""
         self._terms = None
-        if self._notice is not None and self._may_stand_elsewhere and not self._notice.is_given:
-            self._may_stand_elsewhere = False
+        if self._notice is not None and self._may_hold_elsewhere and not self._notice.is_given:
+            self._may_hold_elsewhere = False
             self._notice.give()
             self.begin_epoch()
         elif self.has_changed:
@@ -118,21 +118,21 @@ class StandingAgreement:
     def succeed(self, terms: StepTerms | None) -> None:
         """Apply ``terms`` to the next step; None: all ranks know that it takes a comparison."""
         self._terms = terms if self._is_possible else None
-        self._may_stand_elsewhere = self._terms is not None
+        self._may_hold_elsewhere = self._terms is not None
         self._last_epoch = self._keys.epoch
 
     def fail(self) -> None:
         """Require a comparison in the next step, which other ranks may not expect."""
         self._terms = None
-        self._may_stand_elsewhere = self._is_possible
+        self._may_hold_elsewhere = self._is_possible
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Require a comparison in the next step: a setting has changed here, and on all others if used correctly."""
         self._terms = None
 
     def restart(self) -> None:
         """Require a comparison in the next step, as all ranks know."""
-        self._terms, self._may_stand_elsewhere, self._last_epoch = None, False, None
+        self._terms, self._may_hold_elsewhere, self._last_epoch = None, False, None
 
 
 def can_repeat(layout: BucketLayout) -> bool:
