@@ -36,8 +36,7 @@ from asyncpar.core.config.names import LaneName, Name
 from asyncpar.core.config.transport import parse_calibrate
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.agent_line import AgentLine
-from asyncpar.core.observe.blocked_events import BlockedEvents
-from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
+from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, BlockedEvents, LoopWatch, OnBlocked, check_blocked_after
 from asyncpar.core.observe.pauses import PauseRecorder
 from asyncpar.core.observe.rank_observer import WAIT_WARNING, parse_wait_warning
 from asyncpar.core.observe.reporting import mark_seen
@@ -90,7 +89,7 @@ class Node:
         self._is_stopping = asyncio.Event()
         self._observer = NodeObserver(links, actors, arena, self._is_stopping)
         self._changes = Broadcast[WorldChange]()
-        links.add_loss_listener(self._tell_loss)
+        links.add_loss_listener(self._announce_loss)
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -284,7 +283,7 @@ class Node:
         if self.links.closed is not None:
             raise NodeClosed.of(self.rank, what)
 
-    def _tell_loss(self, rank: int, error: PeerLost) -> None:
+    def _announce_loss(self, rank: int, error: PeerLost) -> None:
         change = WorldChange(
             generation=self.membership.generation,
             left=(f"rank {rank} on {self.membership.members[rank].host}",),
@@ -390,7 +389,7 @@ async def _build(stack: AsyncExitStack, attach: Attach) -> tuple[Node, WorldBoot
     await stack.enter_async_context(links)
     _observe(links, line)
     watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_actor)
-    watch.subscribe(BlockedEvents(links.recorder).tell)
+    watch.subscribe(BlockedEvents(links.recorder).record)
     stack.callback(watch.stop)
     if line is not None:
         links.pauses = PauseRecorder(links.recorder)
@@ -424,7 +423,7 @@ def _observe(links: Links, line: AgentLine | None) -> None:
     if line is not None:  # else it may be one of several ranks of this process, which share the program
         observer.find_program = partial(describe_program, asyncio.get_running_loop())
         observer.reporter = line.reporter
-        line.on_condition = observer.hear_condition
+        line.on_condition = observer.record_condition
 
 
 async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | None:

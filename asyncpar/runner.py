@@ -143,13 +143,13 @@ def _call_when_quiet(end: Callable[[], object], delays: int = MOST_DELAYS) -> No
     loop = asyncio.get_running_loop()
     due = loop.time() + REASON_SECONDS
 
-    def look() -> None:
+    def check() -> None:
         if loop.time() - due > LATE_SECONDS and delays > 0:
             _call_when_quiet(end, delays - 1)
         else:
             end()
 
-    loop.call_at(due, look)
+    loop.call_at(due, check)
 
 
 async def _listen(is_terminated: Callable[[], bool]) -> None:

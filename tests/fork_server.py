@@ -38,10 +38,10 @@ class ForkedProcess:
         self.pid = int(self._read())
 
     def _read(self) -> str:
-        told = self._news.recv(64).decode()
-        if not told:
+        received = self._news.recv(64).decode()
+        if not received:
             raise RuntimeError("the server that it is forked from has ended")
-        return told
+        return received
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit status, negative for a signal; raise ``TimeoutError`` after ``timeout`` seconds."""

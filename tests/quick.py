@@ -20,7 +20,7 @@ LONG = (
     "tests/actors/runtime/test_streams.py::test_a_hundred_thousand_items_arrive_in_order",
     "tests/actors/supervision/test_machine_states.py",
     "tests/backends/test_mpi_progress.py",
-    "tests/backends/test_nccl.py::test_all_ranks_of_a_job_are_told_which_rank_has_no_nccl",
+    "tests/backends/test_nccl.py::test_all_ranks_of_a_job_learn_which_rank_has_no_nccl",
     "tests/bench/test_plot.py",
     "tests/bench/test_simulation_script.py",
     "tests/checkpoint/test_deaths.py",
@@ -96,7 +96,7 @@ LONG = (
 MORE, PROCESSES, TIME = "further cases of tests that ran", "tests that start processes", "tests that take long"
 KEY = "left_out_by_quick"
 left_out: Counter[tuple[str, str]] = Counter()
-"""Tests by why they are left out and where they are; with xdist, what a worker told."""
+"""Tests by why they are left out and where they are; with xdist, what a worker reported."""
 
 
 def add_option(parser: pytest.Parser) -> None:
@@ -129,16 +129,16 @@ def _reasons(items: list[pytest.Item]) -> Iterator[str | None]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    told = getattr(session.config, "workeroutput", None)
-    if told is not None:
-        told[KEY] = [[*where, count] for where, count in left_out.items()]
+    reported = getattr(session.config, "workeroutput", None)
+    if reported is not None:
+        reported[KEY] = [[*where, count] for where, count in left_out.items()]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Hear from a worker what all of them left out."""
-    told = getattr(node, "workeroutput", {}).get(KEY, [])
-    left_out.update({(reason, folder): count for reason, folder, count in told if (reason, folder) not in left_out})
+    reported = getattr(node, "workeroutput", {}).get(KEY, [])
+    left_out.update({(reason, folder): count for reason, folder, count in reported if (reason, folder) not in left_out})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""Files that processes have left in /dev/shm, told apart from those of other jobs that run meanwhile."""
+"""Files that processes have left in /dev/shm, distinguished from those of other jobs that run meanwhile."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.blocking.starting import Starting
+from asyncpar.blocking.communicator import Starting
 from asyncpar.errors import NodeClosed, PeerLost, StaleGeneration, UsageError
 from asyncpar.testing import blocking_world, local_world
 from tests.test_forgotten_await import CALLS
@@ -222,7 +222,7 @@ async def test_parts_on_a_closed_node() -> None:
         await anext(aiter(node.world.all_reduce.parts(np.ones(2))))
 
 
-async def test_a_rank_that_has_left_a_revoked_world_hears_of_the_newer_one() -> None:
+async def test_a_rank_that_has_left_a_revoked_world_learns_of_the_newer_one() -> None:
     async with local_world(2) as (node, _):
         node.world.revoke("a rank is gone")
     for ask in (node.world.barrier, lambda: node.world.subgroup([0]), lambda: node.empty(3)):

@@ -105,8 +105,8 @@ def test_layers_per_stage_and_the_error_of_a_wrong_world() -> None:
     assert ThreeDParallelismConfig(pp_size=4).stage_layers() == (6, 6, 6, 6)
     with pytest.raises(UsageError, match="layers"):
         ThreeDParallelismConfig(pp_size=3, num_layers=25).validate(3)
-    told = r"3D parallelism configuration mismatch: expected 8 devices \(2\*2\*2\), got 4"
-    with pytest.raises(UsageError, match=told):
+    message = r"3D parallelism configuration mismatch: expected 8 devices \(2\*2\*2\), got 4"
+    with pytest.raises(UsageError, match=message):
         CUBE.validate(4)
     with pytest.raises(UsageError, match="micro_batch_size"):
         ThreeDParallelismConfig(micro_batch_size=0)

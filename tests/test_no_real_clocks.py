@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parent
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 VIRTUAL = {"testing/simulation/test_loop.py"}
 """Where ``time`` is that of a simulation."""
-LOOKS = re.compile(rf"\btime\.(?:{'|'.join(CLOCKS)})")
+READS_A_CLOCK = re.compile(rf"\btime\.(?:{'|'.join(CLOCKS)})")
 """What a module that looks at a clock has in it; parsing all modules takes seconds."""
 
 
@@ -47,7 +47,7 @@ def _assigned(tree: ast.AST, is_meant: Callable[[ast.AST], bool]) -> set[str]:
 
 def _comparisons(source: str) -> Iterator[str]:
     """Yield each assertion that a duration is below something, as its line and its text."""
-    if not LOOKS.search(source):
+    if not READS_A_CLOCK.search(source):
         return
     tree = ast.parse(source)
     instants = _assigned(tree, _is_time)

@@ -49,7 +49,7 @@ async def started(**settings: Any) -> AsyncIterator[ap.Node]:
         await node.stop()
 
 
-async def test_a_node_alone_serves_when_it_is_told_where() -> None:
+async def test_a_node_alone_serves_when_it_is_given_an_address() -> None:
     async with started(serve="127.0.0.1:0", services=[add_echo]) as node:
         assert node.address.startswith("127.0.0.1:")
         assert await call(node, credentials=node.credentials) == b"hello"

@@ -292,7 +292,7 @@ ap.run(main)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=30)
     os.close(read)
     os.close(write)
-    assert (process.returncode, told) == (130, "")
+    assert (process.returncode, errors) == (130, "")

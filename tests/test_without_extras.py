@@ -90,7 +90,7 @@ def test_every_public_name_is_looked_at() -> None:
     assert int(seen) > 500
 
 
-LOOKS = [
+TOOLS = [
     "pydoc.render_doc(ap)",
     "exec('from asyncpar import *', {})",
     "inspect.getmembers(ap)",
@@ -140,7 +140,7 @@ def outcomes(programs: Iterable[str]) -> dict[str, str]:
 
 
 def test_tools_look_at_the_package() -> None:
-    assert outcomes(LOOKS) == dict.fromkeys(LOOKS, "")
+    assert outcomes(TOOLS) == dict.fromkeys(TOOLS, "")
 
 
 def test_the_use_of_a_missing_extra_names_it() -> None:

@@ -1,17 +1,68 @@
-"""The communicator of blocking programs."""
+"""The communicator of blocking programs, and its operations without waiting: ``comm.start.all_reduce(x)``."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.operations import Operations
-from asyncpar.blocking.starting import Starting
+from asyncpar.blocking.pending import Pending
 from asyncpar.collectives import communicator
+from asyncpar.collectives.all_reduce import AllReduce
 from asyncpar.core.tables import html_table
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _started(
+    operation: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Starting, P], Pending[T]]:
+    """Return the method that starts ``operation`` of the communicator, with the same arguments."""
+    name = operation.__name__
+
+    def start(starting: Starting, /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
+        return starting._handle.start(name, lambda: operation(starting._on_loop, *args, **kwargs))
+
+    functools.update_wrapper(start, operation)
+    return start
+
+
+class Starting:
+    """The operations of a communicator, each of which returns a ``Pending`` at once.
+
+    They take their place in the order of the group's operations when they are called here.
+    """
+
+    def __init__(self, handle: NodeHandle, on_loop: communicator.Communicator) -> None:
+        self._handle = handle
+        self._on_loop = on_loop
+
+    all_reduce = _started(AllReduce.all_reduce)
+    all_reduce_many = _started(communicator.Communicator.all_reduce_many)
+    reduce = _started(communicator.Communicator.reduce)
+    reduce_scatter = _started(communicator.Communicator.reduce_scatter)
+    all_gather = _started(communicator.Communicator.all_gather)
+    all_gather_v = _started(communicator.Communicator.all_gather_v)
+    gather = _started(communicator.Communicator.gather)
+    scatter = _started(communicator.Communicator.scatter)
+    broadcast = _started(communicator.Communicator.broadcast)
+    barrier = _started(communicator.Communicator.barrier)
+    all_to_all = _started(communicator.Communicator.all_to_all)
+    all_to_all_v = _started(communicator.Communicator.all_to_all_v)
+    agree = _started(communicator.Communicator.agree)
+    send = _started(communicator.Communicator.send)
+    recv = _started(communicator.Communicator.recv)
+    recv_any = _started(communicator.Communicator.recv_any)
+    send_object = _started(communicator.Communicator.send_object)
+    recv_object = _started(communicator.Communicator.recv_object)
+    broadcast_object = _started(communicator.Communicator.broadcast_object)
+    all_gather_object = _started(communicator.Communicator.all_gather_object)
+    gather_object = _started(communicator.Communicator.gather_object)
+    scatter_object = _started(communicator.Communicator.scatter_object)
+    calibrate = _started(communicator.Communicator.calibrate)
 
 
 class Communicator(Operations):

@@ -59,7 +59,7 @@ class DoorbellWaiter:
         self._poller = select.poll()
         self._leaving = threading.Lock()
         self._has_left = False
-        self._has_heard = False
+        self._has_rung = False
         """Whether the doorbell has rung, without an answer so far."""
         self._watched: int | None = None
 
@@ -87,7 +87,7 @@ class DoorbellWaiter:
     def _wait(self, end: float | None) -> None:
         self._poller.register(self._waker.event, select.POLLIN)
         while not self._awaited.is_done:
-            self._watch(None if self._has_heard else self._bell)
+            self._watch(None if self._has_rung else self._bell)
             seconds = longest_sleep(end)
             if not self._listen(seconds) and seconds == 0:
                 return
@@ -115,7 +115,7 @@ class DoorbellWaiter:
             if descriptor == self._waker.event:
                 os.eventfd_read(descriptor)
             else:
-                self._has_heard = True
+                self._has_rung = True
                 self._loop.request(self._answer)
         return bool(ready)
 
@@ -134,7 +134,7 @@ class DoorbellWaiter:
         self._loop.take_bell_back(self)
 
     def _answer(self) -> None:
-        self._has_heard = False
+        self._has_rung = False
         self._loop.answer_bell()
         self._loop.run_steps(self._awaited)
         self.release()

@@ -248,11 +248,11 @@ def _cancelled(task: asyncio.Task[Any], pending: Pending[Any]) -> Exception:
     try:
         task.result()
     except asyncio.CancelledError as error:
-        told, missing = str(error), getattr(error, "missing_ranks", None)
+        reason, missing = str(error), getattr(error, "missing_ranks", None)
     what = pending.what or "the call"
     if pending.expired_after is None:
-        return Cancelled(f"{what} was cancelled" + (f": {told}" if told else ""))
-    message = f"{what}: not over within its timeout of {pending.expired_after} s" + (f": {told}" if told else "")
+        return Cancelled(f"{what} was cancelled" + (f": {reason}" if reason else ""))
+    message = f"{what}: not over within its timeout of {pending.expired_after} s" + (f": {reason}" if reason else "")
     if missing is None:
         return TimeoutError(message)
     rank = missing[0] if missing else None

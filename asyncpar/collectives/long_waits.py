@@ -127,7 +127,7 @@ class LongWaits:
             if observer.is_crowded:
                 return now + PROBE_AFTER
             operation.has_warned = True
-            observer.tell_waiting(operation, notice_wait(operation, now))
+            observer.report_waiting(operation, notice_wait(operation, now))
             return math.inf
         return due
 

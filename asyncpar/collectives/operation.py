@@ -461,7 +461,7 @@ class Operation:
     def _close(self, state: int) -> None:
         self.is_over = True
         if self.has_warned:
-            self.context.links.observer.tell_over(self, has_failed=state != _COMPLETED)
+            self.context.links.observer.report_over(self, has_failed=state != _COMPLETED)
         self.context.record_end(self.ticket, state)
         self.home.loose.pop(self, None)
         if self.route is not None:

@@ -188,7 +188,7 @@ class _PolicyCall:
         try:
             if future.done():
                 return future.result()
-            with engine.table.links.observer.telling(self._notice_wait):
+            with engine.table.links.observer.reporting(self._notice_wait):
                 return await future
         except ChoiceFailedError as error:
             choices.leave(self._place, self._abort)

@@ -155,8 +155,8 @@ def check_reaches_itself(address: str, *, what: str = "") -> None:
     try:
         try_connection(address)
     except OSError as error:
-        told = f"this host does not reach itself at {address} ({os_reason(error)}); {LOOPBACK_ADVICE}"
-        raise UsageError(f"{what and f'{what}: '}{told}") from error
+        reason = f"this host does not reach itself at {address} ({os_reason(error)}); {LOOPBACK_ADVICE}"
+        raise UsageError(f"{what and f'{what}: '}{reason}") from error
 
 
 def open_listener(host: str, port: int) -> socket.socket:

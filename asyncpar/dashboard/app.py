@@ -40,7 +40,7 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 Lines = Callable[[int], Sequence[dict[str, Any]]]
-FlightLook = Callable[[], Awaitable[dict[str, Any]]]
+FlightView = Callable[[], Awaitable[dict[str, Any]]]
 """Asks all ranks for their recorded events, and returns the findings of a hang and the events, as plain values."""
 
 OutputRead = Callable[[Sequence[int]], Awaitable[list[dict[str, Any]]]]
@@ -61,7 +61,7 @@ class Dashboard:
         names: Collection[str] = (),
         lines: Lines = lambda _: (),
         output: OutputRead | None = None,
-        flight: FlightLook | None = None,
+        flight: FlightView | None = None,
         trust: Callable[[asyncio.BaseTransport | None], None] = lambda _: None,
     ) -> None:
         """``names`` are the names of this machine and of proxies, besides loopback, that browsers may use.
@@ -75,7 +75,7 @@ class Dashboard:
         self._output = output
         self._flight = flight
         self._trust = trust
-        self._looking: asyncio.Task[dict[str, Any]] | None = None
+        self._inspection: asyncio.Task[dict[str, Any]] | None = None
         self._picture: dict[str, Any] | None = None
         self._event = b""
         self._number = 0
@@ -90,7 +90,7 @@ class Dashboard:
         self.application.router.add_get("/lines", self._new_lines)
         self.application.router.add_get("/output", self._read_output)
         self.application.router.add_get("/report", self._report)
-        self.application.router.add_get("/flight", self._look_at_flight)
+        self.application.router.add_get("/flight", self._serve_flight)
 
     async def show(self, picture: dict[str, Any]) -> None:
         """Make ``picture`` the latest.  A slow browser gets the latest when it has taken an earlier one."""
@@ -147,7 +147,7 @@ class Dashboard:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.browsers >= MOST_BROWSERS:
-            raise web.HTTPServiceUnavailable(text=f"{MOST_BROWSERS} browsers look already\n", headers=_HEADERS)
+            raise web.HTTPServiceUnavailable(text=f"{MOST_BROWSERS} browsers are connected already\n", headers=_HEADERS)
         response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **_HEADERS})
         response.content_type = "text/event-stream"
         response.charset = "utf-8"
@@ -189,17 +189,17 @@ class Dashboard:
             )
         return _json(await self._output(list(dict.fromkeys(map(int, asked.split(","))))))
 
-    async def _look_at_flight(self, _: web.Request) -> web.Response:
+    async def _serve_flight(self, _: web.Request) -> web.Response:
         """Inspect the recorded events once for all browsers that ask meanwhile."""
         if self._flight is None:
             raise web.HTTPNotFound(text="nothing is recorded here\n", headers=_HEADERS)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._flight())
-        return _json(await asyncio.shield(self._looking))
+        if self._inspection is None or self._inspection.done():
+            self._inspection = asyncio.ensure_future(self._flight())
+        return _json(await asyncio.shield(self._inspection))
 
     async def _report(self, _: web.Request) -> web.Response:
         if self._picture is None:
-            raise web.HTTPNotFound(text="no rank has told anything yet\n", headers=_HEADERS)
+            raise web.HTTPNotFound(text="no rank has reported anything yet\n", headers=_HEADERS)
         html = report_page({"picture": self._picture, "lines": list(self._lines(0))})
         headers = {"Content-Disposition": 'attachment; filename="run.html"', **_HEADERS}
         return web.Response(text=html, content_type="text/html", headers=headers)

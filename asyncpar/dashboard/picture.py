@@ -14,10 +14,18 @@ from typing import Any, Final
 
 import msgspec
 
-from asyncpar.dashboard.actor_picture import picture_actors
 from asyncpar.dashboard.history import History
 from asyncpar.dashboard.states import RankActivity, describe_job, find_states
-from asyncpar.observe.summary import FigureSummary, JobSummary, LinkSummary, OperationSummary, RankReport, RankSummary
+from asyncpar.observe.ask_chains import AskChain, find_ask_chains
+from asyncpar.observe.summary import (
+    AskSummary,
+    FigureSummary,
+    JobSummary,
+    LinkSummary,
+    OperationSummary,
+    RankReport,
+    RankSummary,
+)
 
 MOST_RANKS: Final = 256
 """Maximum number of rows of tables by rank; if there are more, those in the worst state come first."""
@@ -25,6 +33,9 @@ MOST_RANKS: Final = 256
 MOST_LINKED: Final = 64
 MOST_ALARMS: Final = 4
 MOST_OPERATIONS: Final = 64
+MOST_ACTORS: Final = 64
+MOST_CHAINS: Final = 32
+_MOST_STEPS: Final = 16
 _LONGEST_LIST: Final = 16
 
 Json = dict[str, Any]
@@ -81,7 +92,7 @@ class Painter:
             "gradients": _gradients(shown),
             "pipeline": _pipeline(shown),
             "schedule": schedule,
-            "actors": picture_actors(reports, shown),
+            "actors": _actors(reports, shown),
         }
         self._remember(shown, job.time)
         return picture
@@ -265,8 +276,8 @@ def _middle(values: Iterable[float]) -> float | None:
 
 def _gradients(shown: Sequence[RankReport]) -> Json:
     """Return the medians over ranks of their gradient synchronization."""
-    told = [report.summary.gradients for report in shown if report.summary and report.summary.gradients]
-    return {"hidden": _middle(one.hidden for one in told), "ratio": _middle(one.ratio for one in told)}
+    gradients = [report.summary.gradients for report in shown if report.summary and report.summary.gradients]
+    return {"hidden": _middle(one.hidden for one in gradients), "ratio": _middle(one.ratio for one in gradients)}
 
 
 def _rounds(shown: Sequence[RankReport]) -> list[list[int]]:
@@ -287,6 +298,60 @@ def _pipeline(shown: Sequence[RankReport]) -> list[Json]:
         for figure in report.summary.figures
         if figure.what == "pipeline"
     ]
+
+
+def _actors(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> Json:
+    """Return mailboxes and calls of the ranks that are ``shown``, and chains and dead letters of all ``reports``."""
+    summaries = [report.summary for report in shown if report.summary is not None]
+    boxes: list[Json] = [
+        {"rank": summary.rank, "actor": box.actor, "waiting": box.waiting}
+        for summary in summaries
+        for box in summary.mailboxes
+    ]
+    asks = [_asked(summary.rank, ask) for summary in summaries for ask in summary.asks]
+    return {
+        "mailboxes": sorted(boxes, key=lambda box: -box["waiting"])[:MOST_ACTORS],
+        "asks": sorted(asks, key=lambda ask: -ask["seconds"])[:MOST_ACTORS],
+        "chains": [_chain(chain) for chain in find_ask_chains(reports)[:MOST_CHAINS]],
+        "letters": _letters(reports),
+        "lettersCount": sum(report.summary.dead_letters for report in reports if report.summary is not None),
+    }
+
+
+def _asked(rank: int, ask: AskSummary) -> Json:
+    return {
+        "from": rank,
+        "caller": ask.caller,
+        "rank": ask.rank,
+        "actor": ask.actor,
+        "endpoint": ask.endpoint,
+        "seconds": ask.seconds,
+        "site": ask.site,
+    }
+
+
+def _chain(chain: AskChain) -> Json:
+    return {
+        "ranks": list(chain.ranks[:_MOST_STEPS]),
+        "count": len(chain.ranks),
+        "caller": chain.caller,
+        "steps": [step._asdict() for step in chain.steps[:_MOST_STEPS]],
+        "more": max(0, len(chain.steps) - _MOST_STEPS),
+        "end": chain.end[:300],
+        "cycle": chain.is_cycle,
+    }
+
+
+def _letters(reports: Sequence[RankReport]) -> list[Json]:
+    """Return the last dead letters, the last one of each rank first."""
+    found = [
+        (place, summary.rank, letter)
+        for summary in (report.summary for report in reports)
+        if summary is not None
+        for place, letter in enumerate(summary.letters)
+    ]
+    found.sort(key=lambda one: one[:2])
+    return [{"on": on, **msgspec.to_builtins(letter)} for _, on, letter in found[:MOST_ACTORS]]
 
 
 def _capital(text: str) -> str:

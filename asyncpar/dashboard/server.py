@@ -15,7 +15,7 @@ from aiohttp import web
 from asyncpar.core.addresses import join_address, open_listener
 from asyncpar.core.concurrency.doorkeeper import Doorkeeper, turn_backlog
 from asyncpar.core.system_errors import os_reason
-from asyncpar.dashboard.app import Dashboard, FlightLook, OutputRead
+from asyncpar.dashboard.app import Dashboard, FlightView, OutputRead
 from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.errors import UsageError
 
@@ -40,7 +40,7 @@ class DashboardServer:
         token: str | None = None,
         tail: LogTail | None = None,
         output: OutputRead | None = None,
-        flight: FlightLook | None = None,
+        flight: FlightView | None = None,
     ) -> None:
         self._host, self._port = host, port
         self.token = secrets.token_urlsafe(24) if token is None else token

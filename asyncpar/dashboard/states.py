@@ -83,7 +83,7 @@ def _describe_without_waiting(states: Mapping[int, RankActivity], *, is_slow: bo
         return "The ranks have started; none has joined a world yet."
     running = total - ended - len(unknown)
     text = f"All {total} ranks run" if running == total > 1 else f"{running} of {total} ranks run"
-    rest = [f"{ended} have ended" if ended else "", f"{len(unknown)} have told nothing yet" if unknown else ""]
+    rest = [f"{ended} have ended" if ended else "", f"{len(unknown)} have reported nothing yet" if unknown else ""]
     how = ", slower than they could." if is_slow else "; nothing holds them up."  # alarms have the reason
     return ", ".join(filter(None, [text, *rest])) + how
 

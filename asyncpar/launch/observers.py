@@ -106,7 +106,7 @@ class Observers:
         """Read and show the state once; ``ended`` says how the job ended."""
         job = await self._view.status()
         if not ended:
-            for line in self._alarms.look(job.alarms, asyncio.get_running_loop().time()):
+            for line in self._alarms.add(job.alarms, asyncio.get_running_loop().time()):
                 self._say(line)
         for sink in self.sinks:
             sink.take(job)

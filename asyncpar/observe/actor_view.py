@@ -51,7 +51,7 @@ def _asks(actors: ActorSystem, links: Links, events: Sequence[Event]) -> tuple[A
             endpoint=one.endpoint,
             seconds=max(0.0, now - begun.get(one.ticket, now)),
             site=recorder.site_of(one.ticket),
-            told=observer.told(one),
+            told=observer.notice_of(one),
             is_stream=one.inlet is not None,
             call=one.call,
             **_origin(actors, one),

@@ -16,7 +16,7 @@ from asyncpar.observe.stragglers import (
 )
 from asyncpar.observe.summary import HostSummary, JobSummary, RankSummary, spell_bytes
 
-LOOKS_BEFORE: Final = 3
+INSPECTIONS_BEFORE: Final = 3
 """Number of consecutive inspections with an alarm before it is reported."""
 
 SECONDS_AFTER: Final = 15.0
@@ -40,28 +40,28 @@ _CAUSES = {cause.value: cause for cause in Cause}
 
 def find_alarms(job: JobSummary) -> tuple[str, ...]:
     """Return a sentence for each cause that makes the job slow; empty if it is not slow, or too little is known."""
-    told = [report.summary for report in job.ranks if report.summary is not None]
+    summaries = [report.summary for report in job.ranks if report.summary is not None]
     found = [alarm for host in job.hosts if (alarm := _find_shortage(host))]
-    straggler = find_straggler({summary.rank: _rounds(summary) for summary in told})
+    straggler = find_straggler({summary.rank: _rounds(summary) for summary in summaries})
     if straggler is not None:
-        host = next((summary.host for summary in told if summary.rank == straggler.rank), "")
+        host = next((summary.host for summary in summaries if summary.rank == straggler.rank), "")
         found.append(straggler.describe(host))
     slow = find_slow_link(
         {
             (min(summary.rank, link.peer), max(summary.rank, link.peer)): link.rtt
-            for summary in told
+            for summary in summaries
             for link in summary.links
             if link.rtt is not None
         }
     )
     if slow is not None:
         found.append(slow.describe())
-    busiest = {summary.rank: max(summary.links, key=lambda link: link.bytes) for summary in told if summary.links}
+    busiest = {summary.rank: max(summary.links, key=lambda link: link.bytes) for summary in summaries if summary.links}
     sender = find_slow_sender(
         {rank: LinkRate(link.rate, link.is_full, link.share) for rank, link in busiest.items() if link.rate is not None}
     )
     if sender is not None and (straggler is None or straggler.rank != sender.rank):
-        found.append(sender.describe(next((one.host for one in told if one.rank == sender.rank), "")))
+        found.append(sender.describe(next((one.host for one in summaries if one.rank == sender.rank), "")))
     return tuple(found)
 
 
@@ -83,34 +83,34 @@ def _find_shortage(host: HostSummary) -> str:
 
 def count_missing_rounds(job: JobSummary) -> int:
     """Return the number of steps still needed to detect a slow rank; 0 if there are enough, or none at all."""
-    told = [report.summary for report in job.ranks if report.summary is not None]
-    if len(told) < 2 or len(told) < len(job.ranks) or not any(summary.rounds for summary in told):
+    summaries = [report.summary for report in job.ranks if report.summary is not None]
+    if len(summaries) < 2 or len(summaries) < len(job.ranks) or not any(summary.rounds for summary in summaries):
         return 0
-    return max(0, LEAST_COMMON - len(common_rounds({summary.rank: _rounds(summary) for summary in told})))
+    return max(0, LEAST_COMMON - len(common_rounds({summary.rank: _rounds(summary) for summary in summaries})))
 
 
 class AlarmBoard:
     """Decides when a launcher reports an alarm: once, when it has lasted for a while, and once more when it is over."""
 
     def __init__(self) -> None:
-        self._looks: dict[tuple[str, str], int] = {}
+        self._inspections: dict[tuple[str, str], int] = {}
         """By thing and trouble: the number of consecutive inspections with it."""
-        self._said: dict[tuple[str, str], float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
         """By reported thing and trouble: the time when it was last seen."""
 
-    def look(self, alarms: Iterable[str], now: float) -> list[str]:
+    def add(self, alarms: Iterable[str], now: float) -> list[str]:
         """Add the alarms of one inspection; return the lines to report now."""
         current = {_split(alarm): alarm for alarm in alarms}
-        self._looks = {what: self._looks.get(what, 0) + 1 for what in current}
+        self._inspections = {what: self._inspections.get(what, 0) + 1 for what in current}
         lines = []
         for what, alarm in current.items():
-            if what in self._said:
-                self._said[what] = now
-            elif self._looks[what] >= LOOKS_BEFORE:
-                self._said[what] = now
+            if what in self._reported:
+                self._reported[what] = now
+            elif self._inspections[what] >= INSPECTIONS_BEFORE:
+                self._reported[what] = now
                 lines.append(alarm)
-        for what in [what for what, seen in self._said.items() if now - seen >= SECONDS_AFTER]:
-            del self._said[what]
+        for what in [what for what, seen in self._reported.items() if now - seen >= SECONDS_AFTER]:
+            del self._reported[what]
             name, mark = what
             lines += [f"{name} {_OVER[mark]}"] if _OVER[mark] else []
         return lines

@@ -49,14 +49,14 @@ class AskChain:
 def find_ask_chains(reports: Iterable[RankReport]) -> list[AskChain]:
     """Return the chains of at least two calls, cycles first, then those that have waited longest."""
     known = {report.rank: report for report in reports}
-    told = [
+    reported = [
         (rank, ask)
         for rank, report in known.items()
         if report.summary is not None and report.condition != "ended"
         for ask in report.summary.asks
     ]
-    callers = {(rank, ask.caller) for rank, ask in told if ask.caller}
-    asks = {(rank, ask.call): ask for rank, ask in told if ask.caller or (ask.rank, ask.actor) in callers}
+    callers = {(rank, ask.caller) for rank, ask in reported if ask.caller}
+    asks = {(rank, ask.call): ask for rank, ask in reported if ask.caller or (ask.rank, ask.actor) in callers}
     following = _following(asks, known)
     heads = asks.keys() - following.values()
     by_way: dict[tuple[str, int, str, str, _Place], list[_Place]] = defaultdict(list)

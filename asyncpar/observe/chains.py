@@ -107,7 +107,7 @@ def _step(place: Place, task: TaskView, stacks: Mapping[int, ProcessStacks]) -> 
     if others and task.ask is None:
         waits += f", which needs rank{'s' if len(others) > 1 else ''} {', '.join(others[:8])}"
     elif task.ask is not None:
-        waits += f" on rank {task.ask.rank}" + ("" if task.ask.rank in stacks else ", which has not told its stacks")
+        waits += f" on rank {task.ask.rank}" + ("" if task.ask.rank in stacks else ", which has not sent its stacks")
     return f"rank {rank} task {name!r}{waits}{at}"
 
 

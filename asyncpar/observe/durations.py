@@ -47,7 +47,7 @@ class OperationTimes:
         self._names: Mapping[int, str] = {}
         self._found: dict[str, tuple[NDArray[np.int64], float]] = {}
 
-    def look(self, image: bytes) -> tuple[DurationSummary, ...]:
+    def add(self, image: bytes) -> tuple[DurationSummary, ...]:
         """Add the operations that have completed since the last inspection; return the histograms by name."""
         records = self._read(image)
         is_new = _is_over(records) & (records["lap"] != self._counted)

@@ -33,8 +33,8 @@ def describe_holdups(job: JobSummary) -> list[str]:
     if waits := find_waits(job):
         return [*failures, *sum_up(waits)]
     troubles = ((report, find_trouble(report)) for report in job.ranks if not has_failed(report))
-    said = [f"{name_rank(report)} {trouble}" for report, trouble in troubles if trouble]
-    return [*failures, *(text for text in said if not any(each.startswith(text) for each in failures))]
+    reported = [f"{name_rank(report)} {trouble}" for report, trouble in troubles if trouble]
+    return [*failures, *(text for text in reported if not any(each.startswith(text) for each in failures))]
 
 
 def describe_failures(job: JobSummary) -> list[str]:
@@ -119,16 +119,16 @@ def _of_operation(operation: OperationSummary, age: float, awaited: int, culprit
 
 def _of_ask(ask: AskSummary, age: float, reports: Mapping[int, RankReport]) -> WaitNotice:
     """Return the report of ``ask`` by the caller's rank, updated with the known state of the rank at its end."""
-    told = ask.told or WaitNotice(
+    notice = ask.told or WaitNotice(
         operation=f"{ask.endpoint}() of actor {ask.actor!r}", seconds=0.0, culprit=ask.rank, actor=ask.actor
     )
-    culprit = None if told.culprit is None else reports.get(told.culprit)
+    culprit = None if notice.culprit is None else reports.get(notice.culprit)
     return msgspec.structs.replace(
-        told,
+        notice,
         seconds=ask.seconds + age,
         site=ask.site,
-        host=told.host if culprit is None else culprit.host,
-        where=told.where if culprit is None or not find_trouble(culprit) else describe_rank(culprit),
+        host=notice.host if culprit is None else culprit.host,
+        where=notice.where if culprit is None or not find_trouble(culprit) else describe_rank(culprit),
     )
 
 
@@ -184,7 +184,7 @@ def find_trouble(report: RankReport) -> str:
         what = f" in {blocked.what}" if blocked.what and not report.place else ""
         where = report.place or blocked.where
         return f"blocks its event loop{what} at {where}, for {spell_seconds(blocked.seconds + report.age)}"
-    return f"has told nothing for {spell_seconds(report.age)}" if report.age >= SILENT_SECONDS else ""
+    return f"has reported nothing for {spell_seconds(report.age)}" if report.age >= SILENT_SECONDS else ""
 
 
 def describe_rank(report: RankReport) -> str:
@@ -198,7 +198,7 @@ def describe_rank(report: RankReport) -> str:
     if report.condition == "ended":
         return report.ending or "has ended"
     if summary is None:
-        return "has told nothing so far"
+        return "has reported nothing so far"
     if (operation := next((each for each in summary.operations if each.is_awaited), None)) is not None:
         return f"is in {operation.label}" + (f" at {operation.site}" if operation.site else "")
     return summary.doing or (f"is in user code at {site}" if site else "is in no operation")

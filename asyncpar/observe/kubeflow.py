@@ -132,9 +132,9 @@ class StatusMaker:
 
     def status_of(self, job: JobSummary) -> dict[str, Any] | None:
         """Return the ``trainerStatus`` of ``job``, from the lowest rank that has one; None if none has."""
-        told = [report.summary for report in job.ranks if report.summary is not None]
-        progress = next((one.progress for one in told if one.progress is not None), None)
-        values = next((one.values for one in told if one.values), {})
+        summaries = [report.summary for report in job.ranks if report.summary is not None]
+        progress = next((one.progress for one in summaries if one.progress is not None), None)
+        values = next((one.values for one in summaries if one.values), {})
         if progress is None:
             return None
         figures = {**progress.fields, **{name: f"{value:.6g}" for name, value in values.items()}}

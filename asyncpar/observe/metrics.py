@@ -105,16 +105,16 @@ def collect_metrics(reports: Iterable[RankReport]) -> list[Metric]:
     up.samples.extend(_sample(one, float(one.condition == "well")) for one in reports)
     restarts = Metric(name="restarts", help="Processes of the rank that others took the place of.", is_counter=True)
     restarts.samples.extend(_sample(one, float(one.restarts)) for one in reports)
-    told = [(one, one.summary) for one in reports if one.summary is not None]
+    reported = [(one, one.summary) for one in reports if one.summary is not None]
     metrics = [up, restarts]
     for table, is_counter in ((_COUNTERS, True), (_GAUGES, False)):
         for name, text, unit, read in table:
             metric = Metric(name=name, help=text, unit=unit, is_counter=is_counter)
-            for report, summary in told:
+            for report, summary in reported:
                 if (value := read(summary)) is not None:
                     metric.samples.append(_sample(report, float(value)))
             metrics.append(metric)
-    metrics += [_waiting(told), *_values(told)]
+    metrics += [_waiting(reported), *_values(reported)]
     return [metric for metric in metrics if metric.samples]
 
 
@@ -150,14 +150,14 @@ def _sample(report: RankReport, value: float, op: str = "", group: str = "") -> 
     return Sample(report.rank, report.host, value, op, group, report.job)
 
 
-def _waiting(told: Iterable[tuple[RankReport, RankSummary]]) -> Metric:
+def _waiting(reported: Iterable[tuple[RankReport, RankSummary]]) -> Metric:
     metric = Metric(
         name="operation_waiting_seconds",
         help="Time since the last progress of the operation that has waited longest.",
         unit="s",
         by_operation=True,
     )
-    for report, summary in told:
+    for report, summary in reported:
         longest: dict[tuple[str, str], float] = {}
         for operation in summary.operations:
             key = operation.kind, operation.group
@@ -166,9 +166,9 @@ def _waiting(told: Iterable[tuple[RankReport, RankSummary]]) -> Metric:
     return metric
 
 
-def _values(told: Iterable[tuple[RankReport, RankSummary]]) -> Iterable[Metric]:
+def _values(reported: Iterable[tuple[RankReport, RankSummary]]) -> Iterable[Metric]:
     metrics: dict[str, Metric] = {}
-    for report, summary in told:
+    for report, summary in reported:
         for name, value in summary.values.items():
             known = f"value_{_BAD.sub('_', name)}"
             known += "_value" if _RESERVED.search(known) else ""

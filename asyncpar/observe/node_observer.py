@@ -97,12 +97,12 @@ class EndedEvents:
         """Number of events that were overwritten between two inspections."""
         self._begun = self._passed_over = 0
         self._pending: frozenset[int] = frozenset()
-        self._look()
+        self._inspect()
 
     def take(self) -> list[Event]:
         """Return the events that have ended since the last call, in the order of their ends."""
         before, pending, passed_over = self._begun, self._pending, self._passed_over
-        image = self._look()
+        image = self._inspect()
         since = min({before, *(pending - self._pending)})
         if since >= self._begun:
             return []
@@ -113,7 +113,7 @@ class EndedEvents:
         new = [event for event in events if event.is_over and event.ticket in found]
         return sorted(new, key=lambda event: (event.ended or 0.0, event.ticket))
 
-    def _look(self) -> bytes:
+    def _inspect(self) -> bytes:
         image = self._recorder.snapshot()
         raw = parse_image(image, latest=1)
         self._begun = raw.begun

@@ -75,19 +75,19 @@ def summarize_pipeline(image: RankImage) -> PipelineSummary:
     )
 
 
-def draw_run(told: Sequence[PipelineSummary]) -> dict[str, Any] | None:
-    """Return the last run that all of ``told``, ranks of one pipeline, have completed, as plain values; None without.
+def draw_run(reported: Sequence[PipelineSummary]) -> dict[str, Any] | None:
+    """Return the last run that all of ``reported``, ranks of one pipeline, have completed; None without one.
 
-    ``rows`` are in the order of their first stages: rank, stages, the part of the run in which it computed, and its
-    actions: kind (an index into ``kinds``), stage, micro-batch, begin and length in microseconds.  ``left`` counts
-    actions that are left out.
+    It consists of plain values.  ``rows`` are in the order of their first stages: rank, stages, the part of the run in
+    which it computed, and its actions: kind (an index into ``kinds``), stage, micro-batch, begin and length in
+    microseconds.  ``left`` counts actions that are left out.
     """
-    told = [one for one in told if one.runs][:MOST_ROWS]
-    number = _choose(told)
+    reported = [one for one in reported if one.runs][:MOST_ROWS]
+    number = _choose(reported)
     if number is None:
         return None
-    of_rank = {one.identity.rank: run for one in told for run in one.runs if run.number == number}
-    offsets = _offsets({one.identity.rank: one.identity for one in told}, of_rank)
+    of_rank = {one.identity.rank: run for one in reported for run in one.runs if run.number == number}
+    offsets = _offsets({one.identity.rank: one.identity for one in reported}, of_rank)
     begin = min(run.actions[0].begun + offsets[rank] for rank, run in of_rank.items())
     end = max(action.ended + offsets[rank] for rank, run in of_rank.items() for action in run.actions)
     length, most = max(end - begin, 1e-9), MOST_ACTIONS // len(of_rank)
@@ -104,22 +104,22 @@ def draw_run(told: Sequence[PipelineSummary]) -> dict[str, Any] | None:
         "run": number,
         "seconds": length,
         "kinds": list(_KINDS),
-        "total": max(len(one.ranks) for one in told),
+        "total": max(len(one.ranks) for one in reported),
         "left": sum(max(0, len(run.actions) - most) for run in of_rank.values()),
         "rows": sorted(rows, key=lambda row: (row["stages"], row["rank"])),
     }
 
 
-def _choose(told: Sequence[PipelineSummary]) -> int | None:
+def _choose(reported: Sequence[PipelineSummary]) -> int | None:
     """Return the last run that all ranks have completed, or else the last that all have begun.
 
     A rank has completed a run if none of its reported runs has more actions: an unfinished run has fewer.
     """
-    if not told:
+    if not reported:
         return None
     for is_whole in (True, False):
         shared: set[int] | None = None
-        for one in told:
+        for one in reported:
             most = max(len(run.actions) for run in one.runs)
             numbers = {run.number for run in one.runs if len(run.actions) == most or not is_whole}
             shared = numbers if shared is None else shared & numbers

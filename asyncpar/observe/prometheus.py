@@ -36,7 +36,7 @@ from asyncpar.observe.summary import RankReport
 Source = Callable[[], Iterable[RankReport]]
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
 
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 _FULL_SECONDS: Final = 0.1
 _log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class MetricsServer:
             raise UsageError(f"--metrics: {where} cannot be bound ({os_reason(error)})") from error
         self._server.set_app(make_wsgi_app(self._registry))
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="asyncpar metrics", daemon=True
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="asyncpar metrics", daemon=True
         )
         self._thread.start()
         self._port = self._server.server_port

@@ -39,7 +39,7 @@ from asyncpar.observe.rounds import Round, join_rounds, rounds_of
 from asyncpar.observe.service import provide
 from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.stacks import capture_tasks, capture_threads
-from asyncpar.observe.stragglers import TOLD_ROUNDS, LinkLook, LinkRate, add_look, settle_rate
+from asyncpar.observe.stragglers import REPORTED_ROUNDS, LinkRate, LinkSample, add_sample, settle_rate
 from asyncpar.observe.summary import (
     MOST_LINKS,
     MOST_OPERATIONS,
@@ -82,7 +82,7 @@ class _LoopPulse:
     asked_at: float | None = None
     lag: float = 0.0
 
-    def look(self) -> float:
+    def measure(self) -> float:
         """Return the lag as far as it is known, and ask again."""
         now = time.monotonic()
         if self.asked_at is not None:
@@ -114,7 +114,7 @@ class NodeParts:
     predict: Predict | None = None
     rounds: list[Round] = field(default_factory=list)
     """The last rounds, of this inspection and earlier ones."""
-    looks: dict[int, list[LinkLook]] = field(default_factory=dict)
+    samples: dict[int, list[LinkSample]] = field(default_factory=dict)
     """By peer: the last samples of the link."""
 
 
@@ -250,10 +250,10 @@ def _progress() -> ProgressSummary | None:
 def _of_view(view: NodeView) -> dict[str, Any]:
     """Return the fields that the observer's thread reads from a node."""
     view.pauses.sample()
-    lag = view.pulse.look()
+    lag = view.pulse.measure()
     ring = view.links.recorder.snapshot()
     fields = _of_node(view, ring) | {"loop_lag": lag, "blocked": _blocked(view, lag)}
-    fields["durations"] = view.times.look(ring)
+    fields["durations"] = view.times.add(ring)
     del fields["time"]  # the process has its own
     return fields
 
@@ -307,7 +307,7 @@ def _called(group: Group) -> int:
 
 
 def _rounds(view: NodeParts, events: Sequence[Event], group: int) -> tuple[RoundSummary, ...]:
-    view.rounds = join_rounds(view.rounds, rounds_of(events, group, TOLD_ROUNDS), TOLD_ROUNDS)
+    view.rounds = join_rounds(view.rounds, rounds_of(events, group, REPORTED_ROUNDS), REPORTED_ROUNDS)
     return tuple(
         RoundSummary(
             number=one.number,
@@ -381,9 +381,9 @@ def _rate(view: NodeParts, peer: int, link: Link) -> LinkRate | None:
     delivery = None if link.lane is None else link.lane.delivery
     if delivery is None:
         return None
-    look = LinkLook(view.links.recorder.clock(), delivery.nbytes, delivery.seconds, delivery.is_full)
-    view.looks[peer] = add_look(view.looks.get(peer, ()), look)
-    return settle_rate(view.looks[peer])
+    sample = LinkSample(view.links.recorder.clock(), delivery.nbytes, delivery.seconds, delivery.is_full)
+    view.samples[peer] = add_sample(view.samples.get(peer, ()), sample)
+    return settle_rate(view.samples[peer])
 
 
 def _rank() -> int:
@@ -425,9 +425,9 @@ def _leave_note(summary: RankSummary) -> None:
             return
 
 
-def _retry(look: Callable[[], Any]) -> Any:
-    """Return the result of ``look``; retry if the state that it reads changes size meanwhile."""
+def _retry(read: Callable[[], Any]) -> Any:
+    """Return the result of ``read``; retry if the state that it reads changes size meanwhile."""
     for _ in range(_TRIES):
         with suppress(RuntimeError):
-            return look()
-    return look()
+            return read()
+    return read()

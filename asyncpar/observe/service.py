@@ -94,7 +94,7 @@ class RankService:
     def _answer(self, request: ObserverRequest) -> ObserverReply:
         make = _providers.get(request.kind)
         if make is None:
-            return ObserverReply(request.number, error=f"this rank has no {request.kind} to tell of")
+            return ObserverReply(request.number, error=f"this rank has no {request.kind} to report")
         try:
             return ObserverReply(request.number, make())
         except Exception as error:  # noqa: BLE001  # state in motion, read from a thread: the next request succeeds

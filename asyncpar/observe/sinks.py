@@ -72,10 +72,10 @@ def names_of_sinks(asked: tuple[str, ...], environment: Mapping[str, str]) -> tu
 
 
 class SinkThread:
-    """Feeds one sink.  ``say`` is called, in the sink's thread, with a description of its failure."""
+    """Feeds one sink.  ``report`` is called, in the sink's thread, with a description of its failure."""
 
-    def __init__(self, name: str, make: MakeSink, say: Callable[[str], None]) -> None:
-        self._name, self._make, self._say = name, make, say
+    def __init__(self, name: str, make: MakeSink, report: Callable[[str], None]) -> None:
+        self._name, self._make, self._report = name, make, report
         self._waiting: queue.Queue[JobSummary | str] = queue.Queue(_MOST_WAITING)
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"asyncpar sink {name}", daemon=True)
@@ -97,7 +97,7 @@ class SinkThread:
             self._waiting.put(outcome, timeout=_CLOSE_PATIENCE / 2)
             self._thread.join(_CLOSE_PATIENCE)
         if self.dropped:
-            self._say(f"sink {self._name}: {self.dropped} summaries were dropped, because it was slow")
+            self._report(f"sink {self._name}: {self.dropped} summaries were dropped, because it was slow")
 
     def _run(self) -> None:
         try:
@@ -106,6 +106,8 @@ class SinkThread:
                 sink.take(item)
             sink.close(item)
         except Exception as error:  # noqa: BLE001  # foreign code: it is reported, and the job goes on
-            self._say(f"sink {self._name} has failed and gets nothing more: {type(error).__name__}: {text_of(error)}")
+            self._report(
+                f"sink {self._name} has failed and gets nothing more: {type(error).__name__}: {text_of(error)}"
+            )
             while not isinstance(self._waiting.get(), str):
                 pass

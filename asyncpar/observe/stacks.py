@@ -1,7 +1,7 @@
 """Stacks of a process, captured in another of its threads: its threads, its tasks, and their awaitables.
 
 Nothing is stopped, and no debugger is used: threads are captured by ``sys._current_frames``, tasks by the coroutines
-that they await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames tell
+that they await (``cr_await``), and by the future at the end (``_fut_waiter``).  Variables of asyncpar's own frames show
 which operation or which actor's answer a task waits for, and for which call of which rank it works.
 """
 
@@ -65,16 +65,16 @@ def _walk(frame: FrameType | None) -> list[PlacedFrame]:
     return frames[::-1]
 
 
-def at_one_moment(look: Callable[[], Seen]) -> Seen:
-    """Return the result of ``look`` once two calls in a row agree.
+def at_one_moment(read: Callable[[], Seen]) -> Seen:
+    """Return the result of ``read`` once two calls in a row agree.
 
     Threads run on between two instructions of this one: lines that are read one after the other may never have been
     current together.  A call begins with a whole time slice of the interpreter, which is longer than two calls.  After
     a few tries the last result counts.
     """
-    seen = look()
+    seen = read()
     for _ in range(_TRIES):
-        before, seen = seen, look()
+        before, seen = seen, read()
         if before == seen:
             break
         time.sleep(0)  # the next slice begins here

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from asyncpar.observe.rounds import Cause, Round
 
 WINDOW: Final = 20
-TOLD_ROUNDS: Final = WINDOW + 4
+REPORTED_ROUNDS: Final = WINDOW + 4
 """Number of rounds that a rank reports: ranks are not sampled at the same moment, and only common rounds are judged."""
 
 LEAST_COMMON: Final = 15
@@ -44,10 +44,10 @@ SLOW_RATE: Final = 4.0
 """Factor by which the links of the other ranks are faster than a full one."""
 
 LEAST_SENDERS: Final = 3
-RATE_LOOKS: Final = 8
+RATE_SAMPLES: Final = 8
 """Number of samples of a link over which its rate is taken."""
 
-LEAST_LOOK_SECONDS: Final = 0.5
+LEAST_SAMPLE_SECONDS: Final = 0.5
 """Minimum seconds between two samples that both count: many observers may sample a job."""
 
 _UNITS: Final = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0))
@@ -225,7 +225,7 @@ def _rate(rate: float) -> str:
     return f"{rate / size:.3g} {unit}"
 
 
-class LinkLook(NamedTuple):
+class LinkSample(NamedTuple):
     """A sample of a link, at ``time``: it had carried ``nbytes`` in ``busy`` seconds, and had more to carry if full."""
 
     time: float
@@ -245,29 +245,29 @@ class LinkRate(NamedTuple):
     share: float = 0.0
 
 
-def add_look(looks: Sequence[LinkLook], look: LinkLook) -> list[LinkLook]:
+def add_sample(samples: Sequence[LinkSample], sample: LinkSample) -> list[LinkSample]:
     """Return the last samples, including this one unless it comes too soon; those of another lane are dropped."""
-    if looks and (look.nbytes < looks[-1].nbytes or look.busy < looks[-1].busy):
-        looks = []
-    if looks and look.time - looks[-1].time < LEAST_LOOK_SECONDS:
-        return list(looks)
-    return [*looks, look][-RATE_LOOKS - 1 :]
+    if samples and (sample.nbytes < samples[-1].nbytes or sample.busy < samples[-1].busy):
+        samples = []
+    if samples and sample.time - samples[-1].time < LEAST_SAMPLE_SECONDS:
+        return list(samples)
+    return [*samples, sample][-RATE_SAMPLES - 1 :]
 
 
-def settle_rate(looks: Sequence[LinkLook]) -> LinkRate | None:
-    """Return the rate of a link between the first and the last of ``looks``; None if it had nothing to carry.
+def settle_rate(samples: Sequence[LinkSample]) -> LinkRate | None:
+    """Return the rate of a link between the first and the last of ``samples``; None if it had nothing to carry.
 
     It is taken over all bytes and all of the time: the momentary rate of a link is far higher, or lower, where ranks
     share processors.  A link that is full most of the time is not full in every sample.
     """
-    if len(looks) < 2 or looks[-1].busy <= looks[0].busy:
+    if len(samples) < 2 or samples[-1].busy <= samples[0].busy:
         return None
-    first, last = looks[0], looks[-1]
+    first, last = samples[0], samples[-1]
     busy = last.busy - first.busy
-    full = sum(look.is_full for look in looks[1:])
+    full = sum(sample.is_full for sample in samples[1:])
     return LinkRate(
         rate=(last.nbytes - first.nbytes) / busy,
-        is_full=full >= min(LEAST_FULL, len(looks) - 1),
+        is_full=full >= min(LEAST_FULL, len(samples) - 1),
         share=min(1.0, busy / (last.time - first.time)),
     )
 

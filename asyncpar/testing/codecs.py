@@ -4,7 +4,7 @@ class TestMyCodec(CodecConformance):
     def make(self) -> Codec:
         return MyCodec()
 
-``draws_at_random = True`` tells the suite that a codec draws at random, and ``contracts_within`` for which magnitudes
+``draws_at_random = True`` informs the suite that a codec draws at random, and ``contracts_within`` for which magnitudes
 its ``contraction`` is promised.  The suite needs pytest for nothing but collecting it.
 """
 

@@ -206,10 +206,10 @@ class EngineConformance(ABC):
         try:
             values = await self.launch(function, *arguments, **options)
         except UsageError as error:
-            said = str(error)
+            text = str(error)
         else:
             raise AssertionError(f"expected a UsageError that names {name}, got {values}")
-        assert name in said, said
+        assert name in text, text
 
     async def _pids(self, folder: str, launching: asyncio.Future[Any]) -> list[int]:
         """Return the processes of both ranks, once they run."""
@@ -253,10 +253,10 @@ class ElasticConformance(ABC):
             async with asyncio.timeout(2 * PATIENCE):
                 values = await self.launch(programs.raise_elastically, ranks=(1, 2))
         except ExceptionGroup as failed:
-            said = str(failed.exceptions[0])
+            text = str(failed.exceptions[0])
         else:
             raise AssertionError(f"expected an ExceptionGroup, got {values}")
-        assert "divides by zero" in said, said
+        assert "divides by zero" in text, text
 
     async def test_cancelling_an_elastic_job_ends_all_ranks(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -274,10 +274,10 @@ class ElasticConformance(ABC):
             try:
                 values = await self.launch(programs.count_elastically, "", ranks=ranks)  # type: ignore[arg-type]
             except UsageError as error:
-                said = str(error)
+                text = str(error)
             else:
                 raise AssertionError(f"expected a UsageError, got {values}")
-            assert "ranks" in said, said
+            assert "ranks" in text, text
 
 
 class GrowingConformance(ABC):

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from asyncpar.collectives.arrays import Array
+from asyncpar.device.arrays import DeviceArray
+from asyncpar.device.codecs.array_kernels import ArrayLibrary
 from asyncpar.device.codecs.codec import KernelLibrary
 from asyncpar.device.fabric import LEGACY_DEFAULT_STREAM, DeviceError
-from asyncpar.testing.fake_kernels import FakeKernels
 
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT = 512
@@ -245,6 +246,31 @@ class FakeCluster:
                 return True
             self.tick()
         return False
+
+
+class FakeKernels(ArrayLibrary):
+    """A library of kernels for the arrays of ``cluster``."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(np)
+        self.name = "asyncpar"
+        self.launches = 0
+        """The number of times work was put into a stream."""
+        self._cluster = cluster
+
+    def view(self, array: DeviceArray) -> Array:
+        return self._cluster.memory(array.pointer, array.nbytes).view(array.dtype)
+
+    def launch(self, work: Callable[[], None], *, device: int, stream: int) -> None:
+        self.launches += 1
+        on = self._cluster.stream_device(stream)
+        assert on in (None, device), f"a kernel of cuda:{device} in a stream of cuda:{on}"
+
+        def run() -> None:
+            with np.errstate(all="ignore"):
+                work()
+
+        self._cluster.run(run, stream)
 
 
 class FakeDeviceArray:

@@ -46,7 +46,7 @@ class Watchdog:
         self._over = threading.Event()
         self._is_interrupting = False
         self._is_main = threading.current_thread() is threading.main_thread()
-        self._before: Any = signal.signal(signal.SIGALRM, self._hear_signal) if self._is_main else None
+        self._before: Any = signal.signal(signal.SIGALRM, self._receive_signal) if self._is_main else None
         self._thread = threading.Thread(target=self._watch, name="asyncpar watchdog", daemon=True)
         self._thread.start()
 
@@ -81,7 +81,7 @@ class Watchdog:
     def _make_error(self) -> WorldHung:
         return WorldHung(f"{self._what} did not end within {self._seconds:g} s\n{self._describe()}")
 
-    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+    def _receive_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_interrupting and self.hung is not None:
             self._is_interrupting = False
             raise self.hung

@@ -80,8 +80,8 @@ class ReplicatedSession(Session):
         loss = 0.0
         if self._communicator.rank == 0:
             loss = await asyncio.to_thread(evaluate, self._model, batches)
-        told: float = await self._communicator.broadcast_object(loss, key="train/held_out", wanted=float)
-        return told
+        shared: float = await self._communicator.broadcast_object(loss, key="train/held_out", wanted=float)
+        return shared
 
     async def report(self, *, width: int) -> str:  # noqa: ARG002
         """Return the findings of tuning; empty without tuning."""

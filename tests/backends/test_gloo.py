@@ -77,7 +77,7 @@ def test_ranks_that_do_not_come_are_named(server: ForkServer, tmp_path: Path) ->
     assert "PeerTimeout: rank 0: waited 0.5 s for ranks 1, 2 to open the gloo backend" in output
 
 
-def test_a_place_or_meeting_place_that_is_not_told_is_refused(server: ForkServer, tmp_path: Path) -> None:
+def test_a_place_or_meeting_place_that_is_not_given_is_refused(server: ForkServer, tmp_path: Path) -> None:
     refusals = {
         "rank=0": "world_size: expected it in the configuration or as WORLD_SIZE in the environment, got ''",
         "world_size=2": "rank: expected it in the configuration or as RANK in the environment, got ''",

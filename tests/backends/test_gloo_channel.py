@@ -119,37 +119,37 @@ async def test_a_length_that_cannot_be_is_a_loss() -> None:
         assert events.losses == [f"a message of {MESSAGE_BYTES + 1} bytes came"]
 
 
-async def test_the_first_message_is_told_once_if_nobody_has_opened_the_channel() -> None:
+async def test_the_first_message_is_announced_once_if_nobody_has_opened_the_channel() -> None:
     queues = [ByteQueue(), ByteQueue()]
     channels = [GlooChannel(pipe, name="test") for pipe in (MemoryPipe(*queues), MemoryPipe(*reversed(queues)))]
-    told: asyncio.Queue[str] = asyncio.Queue()
+    events: asyncio.Queue[str] = asyncio.Queue()
     channels[0].listen(meet=lambda: None, leave=lambda: None)
-    channels[1].listen(meet=lambda: told.put_nowait("meet"), leave=lambda: told.put_nowait("leave"))
+    channels[1].listen(meet=lambda: events.put_nowait("meet"), leave=lambda: events.put_nowait("leave"))
     for _ in range(2):
         channels[0].post([b"x"])
-    assert await told.get() == "meet"
+    assert await events.get() == "meet"
     channels[0].end()
     channels[1].end()
     for channel in channels:
         channel.stop()
         await asyncio.to_thread(channel.join, 5.0)
     await asyncio.sleep(0)
-    assert told.empty()
+    assert events.empty()
 
 
 async def test_a_peer_that_ends_at_once_has_left() -> None:
     queues = [ByteQueue(), ByteQueue()]
     channels = [GlooChannel(pipe, name="test") for pipe in (MemoryPipe(*queues), MemoryPipe(*reversed(queues)))]
-    told: asyncio.Queue[str] = asyncio.Queue()
+    events: asyncio.Queue[str] = asyncio.Queue()
     channels[0].listen(meet=lambda: None, leave=lambda: None)
-    channels[1].listen(meet=lambda: told.put_nowait("meet"), leave=lambda: told.put_nowait("leave"))
+    channels[1].listen(meet=lambda: events.put_nowait("meet"), leave=lambda: events.put_nowait("leave"))
     channels[0].end()
-    assert await told.get() == "leave"
+    assert await events.get() == "leave"
     channels[1].end()
     for channel in channels:
         channel.stop()
         await asyncio.to_thread(channel.join, 5.0)
-    assert told.empty()
+    assert events.empty()
 
 
 async def test_an_error_while_sending_is_a_loss_although_nothing_comes() -> None:

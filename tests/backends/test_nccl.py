@@ -34,11 +34,11 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(("have", "lacking"), first(1, [(["0"], 1), ([], 0)]))
-def test_all_ranks_of_a_job_are_told_which_rank_has_no_nccl(have: list[str], lacking: int, tmp_path: Path) -> None:
+def test_all_ranks_of_a_job_learn_which_rank_has_no_nccl(have: list[str], lacking: int, tmp_path: Path) -> None:
     program = tmp_path / "open.py"
     program.write_text(PROGRAM.format(root=str(ROOT)))
     command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node=2", str(program), *have]
     [output] = outputs_of(command, home=tmp_path)
-    said = f"refused BackendUnavailable backend: rank {lacking} has no NCCL: nccl: needs nccl4py"
-    assert output.count(said) == 2, output
+    refusal = f"refused BackendUnavailable backend: rank {lacking} has no NCCL: nccl: needs nccl4py"
+    assert output.count(refusal) == 2, output
     assert output.count('pip install "asyncpar[nccl]"; without NCCL use native, mpi or gloo on all ranks') == 2, output

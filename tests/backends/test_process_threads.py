@@ -87,8 +87,8 @@ def test_a_thread_that_ends_is_lost_to_the_others() -> None:
             return lost.value.cause or ""
 
     with ThreadPoolExecutor(2) as threads:
-        told, left = threads.map(lambda rank: asyncio.run(leave(rank)), range(2))
-    assert (told, left) == ("it left the world", "left")
+        reported, left = threads.map(lambda rank: asyncio.run(leave(rank)), range(2))
+    assert (reported, left) == ("it left the world", "left")
 
 
 async def test_who_does_not_come_is_named_and_may_come_later() -> None:

@@ -249,7 +249,7 @@ async def test_algorithms_can_be_pinned_by_the_environment(monkeypatch: pytest.M
     assert traffic.of("all_reduce", "tree").calls == 1
 
 
-async def test_names_of_groups_are_used_once_and_unknown_ones_are_told_from_absent_ones() -> None:
+async def test_names_of_groups_are_used_once_and_unknown_ones_are_distinguished_from_absent_ones() -> None:
     async with open_runtimes(2) as runtimes:
         runtime = runtimes[0]
         runtime.create_group("pair")

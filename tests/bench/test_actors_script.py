@@ -75,7 +75,7 @@ def test_peers_stand_beside_us_with_ratios_and_verdicts(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.process
-def test_wrong_answers_and_failures_of_a_peer_are_told(tmp_path: Path) -> None:
+def test_wrong_answers_and_failures_of_a_peer_are_reported(tmp_path: Path) -> None:
     make_peer(tmp_path, "xoscar", f"echo '{ASK % (1.0, 3)}'")
     make_peer(tmp_path, "monarch", "echo no luck >&2; exit 3")
     done = run(*SMALL, "--figures", "ask", "--envs", tmp_path, "--peers", "xoscar,monarch")
@@ -108,9 +108,9 @@ def test_a_peer_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
         (("--soak", "5"), "--soak: expected at least 1000 asks, got 5"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
+def test_mistakes_are_reported_before_anything_runs(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = refusal_of(main, options, capsys)
+    code, printed = refusal_of(main, options, capsys)
     assert code == 2
-    assert message in said
+    assert message in printed

@@ -54,7 +54,7 @@ def undisturbed() -> Journals:
 def judged(
     change: Callable[[Journals], Any] | None = None,
     *,
-    said: tuple[str, ...] = (),
+    printed: tuple[str, ...] = (),
     samples: tuple[Sample, ...] = (),
     until: float = UNTIL,
 ) -> BankVerdict:
@@ -63,7 +63,7 @@ def judged(
         change(journals)
     logs = Logs(Path())
     logs.lines, logs.position = journals, STEPS
-    lines = [Line(3.0, "host1", number, text) for number, text in enumerate(said)]
+    lines = [Line(3.0, "host1", number, text) for number, text in enumerate(printed)]
     return judge_bank(logs, HITS, samples, lines, portions=4, until=until)
 
 
@@ -145,7 +145,7 @@ def test_a_gap_without_a_commit_is_found() -> None:
     ],
 )
 def test_ranks_may_be_killed_and_must_not_crash(text: str, is_bad: bool) -> None:
-    assert bool(judged(said=(text,)).ended) == is_bad
+    assert bool(judged(printed=(text,)).ended) == is_bad
 
 
 def life(*, megabytes: float = 0.0, descriptors: float = 0.0, children: int = 1) -> tuple[Sample, ...]:
@@ -187,6 +187,6 @@ def test_the_largest_growth_is_that_of_a_role() -> None:
 
 
 def test_options_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refusal_of(main, ["--hosts=3"], capsys)
+    code, printed = refusal_of(main, ["--hosts=3"], capsys)
     assert code == 2
-    assert "expected 4 hosts or more" in said
+    assert "expected 4 hosts or more" in printed

@@ -199,7 +199,7 @@ def test_an_error_in_a_world_that_a_drain_has_ended_counts() -> None:
     assert verdict.troubles == verdict.errors
 
 
-SAID = """
+PRINTED = """
 asyncpar agent m000: serves at 127.0.0.1:1
 asyncpar agent m000: generation 0; joined: m000/0/aa, m001/0/bb; 2 ranks on 2 hosts
 asyncpar agent m001: generation 0; joined: m000/0/aa, m001/0/bb; 2 ranks on 2 hosts
@@ -214,7 +214,7 @@ asyncpar agent m000: generation 4; left: m000/0/aa; m000/0/aa left; 1 rank on 1 
 
 
 def test_worlds_are_read_from_the_lines_of_agents_each_once_and_in_order() -> None:
-    assert worlds_in(SAID) == [
+    assert worlds_in(PRINTED) == [
         World(0, joined=("m000/0/aa", "m001/0/bb")),
         World(1, left=("m001/0/bb",), why="m001/0/bb was killed by SIGKILL"),
         World(2, joined=("m001/0/cc",), why="m000/0/aa is ready for a change"),
@@ -224,14 +224,14 @@ def test_worlds_are_read_from_the_lines_of_agents_each_once_and_in_order() -> No
 
 
 def test_a_rank_that_ends_on_its_own_with_an_error_is_read_from_the_lines_of_agents() -> None:
-    assert crashes_in(SAID) == ["rank m001/0 exited with code 1"]
+    assert crashes_in(PRINTED) == ["rank m001/0 exited with code 1"]
     for code, found in ((0, 0), (143, 0), (1435, 1)):
         assert len(crashes_in([f"asyncpar agent m000: rank m000/0 exited with code {code}; it starts again"])) == found
 
 
 def test_a_rank_that_is_declared_lost_was_touched_or_done_or_its_death_is_false() -> None:
     def deaths(*struck: tuple[int, str, str]) -> list[str]:
-        worlds = worlds_in(SAID)
+        worlds = worlds_in(PRINTED)
         return false_deaths(worlds, causes_of(worlds, struck))
 
     false = "generation 3: m001/0/cc: m001/0/cc did not answer for 10 s; m000 waits"
@@ -339,7 +339,7 @@ def test_what_a_device_has_received_is_read_from_the_table_of_devices() -> None:
         (["--agents", "4", "--kinds", "cut"], "expected kinds among leader, kill"),
     ],
 )
-def test_wrong_arguments_are_said(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refusal_of(main, arguments, capsys)
+def test_wrong_arguments_are_reported(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = refusal_of(main, arguments, capsys)
     assert code != 0
-    assert text in said
+    assert text in printed

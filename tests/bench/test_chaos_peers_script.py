@@ -36,7 +36,7 @@ def test_steps_are_read_from_whole_lines(tmp_path: Path) -> None:
         (["horovod"], "invalid choice"),
     ],
 )
-def test_wrong_arguments_are_said(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refusal_of(main, arguments, capsys)
+def test_wrong_arguments_are_reported(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = refusal_of(main, arguments, capsys)
     assert code != 0
-    assert text in said
+    assert text in printed

@@ -90,7 +90,7 @@ def test_the_tcp_lane_is_judged_by_its_own_targets(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.process
-def test_wrong_elements_and_failures_of_a_peer_are_told(tmp_path: Path) -> None:
+def test_wrong_elements_and_failures_of_a_peer_are_reported(tmp_path: Path) -> None:
     make_gloo(tmp_path, records((4, 1.0, 3)))
     make_program(tmp_path / "mpich" / "bin" / "python", "echo 5.0")
     make_program(tmp_path / "mpich" / "bin" / "mpiexec", "echo no luck >&2; exit 3")
@@ -136,9 +136,9 @@ def test_ctrl_c_shows_what_there_is_and_leaves_nothing(tmp_path: Path) -> None:
         (("--rounds", "0"), "expected positive numbers"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
+def test_mistakes_are_reported_before_anything_runs(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = refusal_of(main, options, capsys)
+    code, printed = refusal_of(main, options, capsys)
     assert code == 2
-    assert message in said
+    assert message in printed

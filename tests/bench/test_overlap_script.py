@@ -51,6 +51,6 @@ def test_the_verdicts_say_what_is_short_and_what_is_apart() -> None:
 
 @pytest.mark.parametrize("wrong", [("--size", "0"), ("--factor", "0"), ("--megabits", "0"), ("--bucket-mb", "-1")])
 def test_options_out_of_range_are_refused(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refusal_of(main, wrong, capsys)
+    code, printed = refusal_of(main, wrong, capsys)
     assert code == 2
-    assert wrong[0] in said
+    assert wrong[0] in printed

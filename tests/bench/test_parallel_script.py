@@ -73,8 +73,8 @@ def test_stages_of_zero_are_measured(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.process
 def test_layouts_are_measured_and_torch_is_said_to_be_missing(tmp_path: Path) -> None:
-    said, records = run("layouts", tmp_path)
-    assert "torch is left out" in said
+    printed, records = run("layouts", tmp_path)
+    assert "torch is left out" in printed
     assert [one["layout"] for one in records] == [layout for layouts in LAYOUTS.values() for layout in layouts]
     for record in records:
         assert record["losses"][-1] == pytest.approx(records[0]["losses"][-1], rel=1e-5)
@@ -89,7 +89,7 @@ def test_the_executor_takes_what_the_table_says(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "printed"),
     [
         (("--rounds", "0"), "--rounds: expected a positive number, got 0"),
         (("--micro-batches", "-1"), "--micro-batches: expected a positive number"),
@@ -105,14 +105,14 @@ def test_the_executor_takes_what_the_table_says(case: Case) -> None:
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
-    wrong: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+    wrong: tuple[str, str], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_arguments(wrong)
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert said in lines[0]
+    assert printed in lines[0]
 
 
 def test_a_round_has_both_lanes_of_two_ranks_and_all_forms_of_torch() -> None:

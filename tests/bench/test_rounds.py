@@ -18,15 +18,15 @@ def fail() -> Iterator[Record]:
     raise JobFailedError("it broke")
 
 
-def test_a_job_that_fails_is_told_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_fails_is_reported_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
     figures, failures = Figures(), list[str]()
     good = Job(title="good", run=lambda: [{"what": "call", "side": "mine"}], marks={"side": "theirs"})
     play([Job(title="bad", run=fail), good], figures, failures, turn=1, rounds=3)
     assert failures == ["bad: it broke"]
     assert figures.records == [(1, {"what": "call", "side": "theirs"})]
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert [line.partition(" (load")[0] for line in said.err.splitlines()] == [
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert [line.partition(" (load")[0] for line in printed.err.splitlines()] == [
         "round 2 of 3: bad",
         "bad: it broke",
         "round 2 of 3: good",
@@ -34,7 +34,7 @@ def test_a_job_that_fails_is_told_and_the_others_run(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(("failures", "faults", "code"), [([], [], 0), (["bad"], [], 1), ([], ["wrong"], 1)])
-def test_the_document_has_everything_and_the_status_tells_of_failures(
+def test_the_document_has_everything_and_the_status_shows_failures(
     failures: list[str], faults: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures, file = Figures([(2, {"what": "call"})]), tmp_path / "figures.json"

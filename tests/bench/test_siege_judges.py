@@ -54,12 +54,12 @@ def logs_of(journals: Journals) -> Logs:
 
 
 def judged(
-    change: Callable[[Journals], Any] | None = None, *, said: tuple[tuple[float, str, str], ...] = ()
+    change: Callable[[Journals], Any] | None = None, *, printed: tuple[tuple[float, str, str], ...] = ()
 ) -> SiegeVerdict:
     journals = undisturbed()
     if change is not None:
         change(journals)
-    lines = [Line(time, source, number, text) for number, (time, source, text) in enumerate(said, 1)]
+    lines = [Line(time, source, number, text) for number, (time, source, text) in enumerate(printed, 1)]
     return judge_siege(logs_of(journals), lines, HITS, lineages=LINEAGES, portions=4, until=UNTIL)
 
 
@@ -130,19 +130,19 @@ def test_a_portion_that_is_missing_is_different() -> None:
     ],
 )
 def test_a_rank_that_ends_by_itself_is_a_crash_also_right_after_a_fault_of_its_host(text: str) -> None:
-    verdict = judged(said=((3.0, "host0", text),))
+    verdict = judged(printed=((3.0, "host0", text),))
     assert verdict.crashes == [f"host0:1: {text}"]
     assert [line.text for line in verdict.lines] == [text]
 
 
 def test_a_traceback_is_found() -> None:
-    assert judged(said=((3.0, "host1", "[host1/0] Traceback (most recent call last):"),)).tracebacks
+    assert judged(printed=((3.0, "host1", "[host1/0] Traceback (most recent call last):"),)).tracebacks
 
 
 @pytest.mark.parametrize("time", [2.4, 3.5 + AFTERMATH + 0.1])
 def test_a_loss_before_the_fault_or_long_after_it_is_not_accounted_to_it(time: float) -> None:
     text = "asyncpar agent host0: rank host0/0 starts again: is stopped"
-    assert judged(said=((time, "host0", text),)).unaccounted == [f"host0:1: {text}"]
+    assert judged(printed=((time, "host0", text),)).unaccounted == [f"host0:1: {text}"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_loss_before_the_fault_or_long_after_it_is_not_accounted_to_it(time: f
     ],
 )
 def test_a_loss_of_the_host_that_was_hit_or_because_of_it_is_accounted_to_the_fault(source: str, text: str) -> None:
-    assert judged(said=((4.0, source, text),)) == SiegeVerdict()
+    assert judged(printed=((4.0, source, text),)) == SiegeVerdict()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_loss_of_the_host_that_was_hit_or_because_of_it_is_accounted_to_the_fa
     ],
 )
 def test_a_loss_of_a_host_that_was_not_hit_is_found(text: str) -> None:
-    assert judged(said=((4.0, "host1", text),)).unaccounted == [f"host1:1: {text}"]
+    assert judged(printed=((4.0, "host1", text),)).unaccounted == [f"host1:1: {text}"]
 
 
 @pytest.mark.parametrize("what", ["cut", "mute", "deaf"])
@@ -175,7 +175,7 @@ def test_a_cut_explains_the_loss_of_either_side(what: str) -> None:
 
 def test_a_job_that_begins_anew_is_found_by_what_its_agents_say() -> None:
     text = "asyncpar agent host1: generation 4; left: host0/0/abc; all members are lost; 0 ranks on 0 hosts"
-    assert judged(said=((4.0, "host1", text),)).repeated == [f"host1:1: {text}"]
+    assert judged(printed=((4.0, "host1", text),)).repeated == [f"host1:1: {text}"]
 
 
 # -- gaps --------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_pair_hits_two_hosts_at_once() -> None:
         assert [one.after for one in chosen] == [0.0, 0.0]
 
 
-def test_leaders_and_followers_are_told_apart() -> None:
+def test_leaders_and_followers_are_distinguished() -> None:
     strikes = (Strike("leader", "agent", 1.0), Strike("follower", "rank", 1.0, pick=0.99))
     assert [one.host for one in choose_hosts(strikes, ["a", "b", "c"], leader="b", members="abc")] == ["b", "c"]
 
@@ -276,7 +276,7 @@ def test_options_have_bounds_of_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["--kinds", "leader-agent,flood"], "--kinds: expected some of leader-agent"),
         (["--hosts", "3,1"], "--hosts: expected numbers of 2 or more"),
@@ -286,12 +286,12 @@ def test_options_have_bounds_of_time() -> None:
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:
         parse_arguments(arguments)
     assert raised.value.code == 2
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""scripts/bench/chaos/simulation.py: seeds by the clock, in several processes; seeds that fail are told."""
+"""scripts/bench/chaos/simulation.py: seeds by the clock, in several processes; seeds that fail are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_all_kinds_of_faults_but_those_of_disks_are_drawn() -> None:
     assert set(simulation.ELASTIC) == KINDS.keys() - {"disk"}
 
 
-def test_a_run_by_the_clock_tells_how_many_seeds_took_how_long() -> None:
+def test_a_run_by_the_clock_reports_how_many_seeds_took_how_long() -> None:
     command = [sys.executable, str(SCRIPT), "--seeds", "3", "--processes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,6 +51,6 @@ def test_seeds_after_one_that_fails_are_run_too(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--processes", "0"]])
 def test_no_seeds_and_no_processes_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refusal_of(simulation.main, arguments, capsys)
+    code, printed = refusal_of(simulation.main, arguments, capsys)
     assert code != 0
-    assert "expected 1 or more" in said
+    assert "expected 1 or more" in printed

@@ -46,7 +46,7 @@ def test_titles_stand_above_their_columns() -> None:
     assert len(row) == end
 
 
-def test_the_surroundings_are_told_once() -> None:
+def test_the_surroundings_are_reported_once() -> None:
     assert format_title(SURROUNDINGS)[0] == "# asyncpar 1: 4 ranks, 1 host, 2 cores, tcp lanes"
     assert "1 rank, 2 hosts" in format_title(replace(SURROUNDINGS, ranks=1, hosts=2))[0]
 

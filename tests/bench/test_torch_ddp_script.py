@@ -96,7 +96,7 @@ def test_sides_that_do_not_agree_are_a_fault_and_codecs_have_leave_to_differ_a_l
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "printed"),
     [
         (("--parts", "calls,cells"), "--parts: expected some of calls, ddp, fsdp, link, got 'cells'"),
         (("--models", ""), "--models: expected some of tiny, small, large, got none"),
@@ -105,11 +105,11 @@ def test_sides_that_do_not_agree_are_a_fault_and_codecs_have_leave_to_differ_a_l
         (("--json", "/nowhere/at/all.json"), "--json: expected a file in a folder that exists"),
     ],
 )
-def test_mistakes_are_told_in_a_line(wrong: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(wrong: tuple[str, str], printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_arguments(wrong)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 def test_every_side_runs_with_every_number_of_ranks() -> None:

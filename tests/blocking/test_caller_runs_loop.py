@@ -130,11 +130,11 @@ def test_a_file_that_a_visitor_watches_is_seen_by_the_sleeping_loop(thread: Loop
 
 
 def test_a_file_that_a_visitor_forgets_calls_nobody(thread: LoopThread) -> None:
-    """Also if the loop's thread has heard of it already, and waits for the turn to say so."""
+    """Also if the loop's thread has noticed it already, and waits for the turn to report it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        heard: list[int] = []
-        thread.do(lambda: thread.loop.add_reader(ours, lambda: heard.append(1)))
+        received: list[int] = []
+        thread.do(lambda: thread.loop.add_reader(ours, lambda: received.append(1)))
 
         def forget() -> None:
             theirs.send(b"x")
@@ -143,7 +143,7 @@ def test_a_file_that_a_visitor_forgets_calls_nobody(thread: LoopThread) -> None:
 
         thread.do(forget)
         thread.call(lambda: asyncio.sleep(0))
-        assert heard == []
+        assert received == []
 
 
 def test_the_loop_gets_its_turn_however_often_it_is_visited(thread: LoopThread) -> None:

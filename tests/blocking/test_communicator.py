@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.blocking import Cancelled, Communicator, Node, Pending
-from asyncpar.blocking.starting import Starting
+from asyncpar.blocking.communicator import Starting
 from asyncpar.collectives import communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerTimeout, UsageError, WorldRevoked
 from asyncpar.testing.blocking_world import blocking_world, run_ranks
@@ -226,7 +226,7 @@ def test_no_two_objects_have_one_name(nodes: tuple[Node, ...]) -> None:
     comm.release("trainer", second)
 
 
-def test_a_communicator_tells_about_its_group(nodes: tuple[Node, ...]) -> None:
+def test_a_communicator_describes_its_group(nodes: tuple[Node, ...]) -> None:
     comm = nodes[1].world
     assert (comm.rank, comm.size, comm.ranks, comm.local_rank) == (1, 3, (0, 1, 2), 1)
     assert comm.name == "world"

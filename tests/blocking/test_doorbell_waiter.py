@@ -39,12 +39,12 @@ class Bell:
         loop = self.thread.loop
         pending: Pending[str] = Pending(loop, "a ring")
 
-        async def heard() -> str:
+        async def received() -> str:
             self.waiting.append(asyncio.get_running_loop().create_future())
             pending.succeed(await self.waiting[-1])
             return ""
 
-        self.thread.do(lambda: pending.begun(loop.create_task(heard()), runs_anywhere=True))
+        self.thread.do(lambda: pending.begun(loop.create_task(received()), runs_anywhere=True))
         until_it_sleeps(loop)
         return pending
 
@@ -138,16 +138,16 @@ def test_what_comes_another_way_wakes_who_waits_with_the_bell(bell: Bell, thread
 
 
 def test_one_thread_has_the_bell_and_others_are_woken_all_the_same(bell: Bell, thread: LoopThread) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     waits = [bell.wait_for_it() for _ in range(5)]
-    threads = [threading.Thread(target=lambda wait=wait: heard.append(wait.wait(20))) for wait in waits]
+    threads = [threading.Thread(target=lambda wait=wait: received.append(wait.wait(20))) for wait in waits]
     for one in threads:
         one.start()
     for letter in (b"a", b"bc", b"d", b"e"):
         bell.ring(letter)
     for one in threads:
         one.join(30)
-    assert sorted(heard) == ["a", "b", "c", "d", "e"]
+    assert sorted(received) == ["a", "b", "c", "d", "e"]
     assert not is_lent(thread)
 
 
@@ -195,7 +195,9 @@ def test_a_busy_loop_answers_for_who_waits(bell: Bell, thread: LoopThread) -> No
     def be_busy() -> None:
         bell.ring()
         end = time.monotonic() + 20
-        while not thread.loop.requests and time.monotonic() < end:  # until who waits has heard it, and leaves it to us
+        while (
+            not thread.loop.requests and time.monotonic() < end
+        ):  # until the waiter has noticed it, and leaves it to us
             time.sleep(0)
 
     when_lent(thread, lambda: thread.loop.call_soon_threadsafe(be_busy))

@@ -38,7 +38,7 @@ def handled(handlers: dict[signal.Signals, Callable[[int, Any], object]]) -> Ite
 
 @pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
 def test_a_handler_that_raises_does_so_after_a_visit(thread: LoopThread, number: signal.Signals) -> None:
-    """As those of alarms do, and that by which torch's DataLoader tells that a worker has died."""
+    """As those of alarms do, and that by which torch's DataLoader reports that a worker has died."""
     done: list[int] = []
 
     def visit() -> None:
@@ -55,21 +55,21 @@ def test_a_handler_that_raises_does_so_after_a_visit(thread: LoopThread, number:
 
 
 def test_all_that_came_are_handled_once_and_in_their_order() -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, _: object) -> NoReturn:
-        heard.append(number)
+    def receive(number: int, _: object) -> NoReturn:
+        received.append(number)
         raise Raised(signal.Signals(number).name)
 
     def visit(_: object) -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
             signal.raise_signal(number)
-        assert heard == []
+        assert received == []
 
     numbers = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
-    with handled(dict.fromkeys(numbers, hear)), pytest.raises(Raised, match="SIGALRM") as raised:
+    with handled(dict.fromkeys(numbers, receive)), pytest.raises(Raised, match="SIGALRM") as raised:
         do_uninterrupted(visit, None)
-    assert heard == [signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM]
+    assert received == [signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM]
     assert str(raised.value.__context__) == "SIGTERM"
 
 

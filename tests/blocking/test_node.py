@@ -115,7 +115,7 @@ def test_closing_ends_what_other_threads_wait_for() -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller tells nobody
+        while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller notifies nobody
             nodes[0].call(int)
         nodes[0].close()
         waiter.join(20)
@@ -245,19 +245,19 @@ def eventually(condition: object) -> bool:
 def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> None:
     with blocking_world(2) as nodes:
         large = np.ones(1 << 16)  # so that nobody can have all of it before both take part
-        heard: list[object] = []
+        received: list[object] = []
         was_interrupted = threading.Event()
 
         def peer() -> None:
-            while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller tells nobody
+            while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller notifies nobody
                 nodes[1].call(int)
             os.kill(os.getpid(), signal.SIGINT)
             assert was_interrupted.wait(20)
             try:
                 nodes[1].world.all_reduce(large, timeout=20)
             except PeerCancelled as error:
-                heard.append(str(error))
-            heard.append(nodes[1].world.all_reduce(np.ones(1), timeout=20)[0])
+                received.append(str(error))
+            received.append(nodes[1].world.all_reduce(np.ones(1), timeout=20)[0])
 
         other = threading.Thread(target=peer)
         other.start()
@@ -266,7 +266,7 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
         was_interrupted.set()
         assert nodes[0].world.all_reduce(np.ones(1), timeout=20)[0] == 2.0
         other.join(20)
-        assert heard == ["rank 1: all_reduce #1: rank 0 cancelled it: CancelledError", 2.0]
+        assert received == ["rank 1: all_reduce #1: rank 0 cancelled it: CancelledError", 2.0]
 
 
 def test_ctrl_c_at_any_moment_leaves_the_loop_in_order(thread: LoopThread) -> None:

@@ -1,4 +1,4 @@
-"""Blocking programs as processes: how they end, and what their launcher hears of it."""
+"""Blocking programs as processes: how they end, and what their launcher receives."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ import asyncpar.blocking as ab
 from asyncpar.errors import AsyncparError, UsageError
 
 def say(*words):
-    os.write(1, ("said: " + " ".join(map(str, words)) + "\\n").encode())
+    os.write(1, ("printed: " + " ".join(map(str, words)) + "\\n").encode())
 """
 
 
-def said(output: str) -> list[str]:
-    """Return what the ranks said, in no order."""
-    return sorted(line.split("said: ")[1] for line in output.splitlines() if "said: " in line)
+def printed(output: str) -> list[str]:
+    """Return lines that the ranks printed, in no order."""
+    return sorted(line.split("printed: ")[1] for line in output.splitlines() if "printed: " in line)
 
 
 def noise(output: str) -> list[str]:
     """Return all other lines; the launcher shows what ranks other than 0 say as it shows complaints."""
-    return [line for line in output.splitlines() if "said: " not in line]
+    return [line for line in output.splitlines() if "printed: " not in line]
 
 
 def start(tmp_path: Path, body: str, *, ranks: int = 1) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ comm.barrier()
 ended = time.monotonic()
 """
     code, shown, complaints = finish(start(tmp_path, body, ranks=2))
-    assert (code, said(shown + complaints), noise(complaints)) == (0, ["0 2.0", "1 2.0"], [])
+    assert (code, printed(shown + complaints), noise(complaints)) == (0, ["0 2.0", "1 2.0"], [])
 
 
 def test_the_launcher_names_the_rank_that_failed_and_why(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ with ab.init() as node:
     code, _, complaints = finish(start(tmp_path, body, ranks=2))
     assert code == 1
     assert "rank 1 failed first: ValueError: out of paper" in complaints
-    assert "PeerLost: rank 0: barrier #2: rank 1 on" in complaints  # of the other rank, whenever it heard
+    assert "PeerLost: rank 0: barrier #2: rank 1 on" in complaints  # of the other rank, whenever it was notified
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ with ab.init() as node:
 """
     process = start(tmp_path, body)
     assert process.stdout is not None
-    assert said(process.stdout.readline()) == ["ready"]
+    assert printed(process.stdout.readline()) == ["ready"]
     process.send_signal(number)
     status, shown, complaints = finish(process)
-    assert (status, said(shown)) == (code, ["left 1.0"])
+    assert (status, printed(shown)) == (code, ["left 1.0"])
     assert (complaints == "") is is_silent
 
 
-def test_forks_are_told_and_disturb_nobody(tmp_path: Path) -> None:
+def test_forks_are_reported_and_disturb_nobody(tmp_path: Path) -> None:
     """One that uses the node, ones that do not and exit in several ways, and those of multiprocessing."""
     body = """
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # of Python 3.12 and later
@@ -165,7 +165,7 @@ if __name__ == "__main__":
 """
     code, shown, complaints = finish(start(tmp_path, body, ranks=2))
     assert (code, noise(complaints)) == (0, [])
-    assert said(shown + complaints) == ["[0, 0, 0, 0] [0, 2, 4, 6] 2.0"] * 2
+    assert printed(shown + complaints) == ["[0, 0, 0, 0] [0, 2, 4, 6] 2.0"] * 2
 
 
 @pytest.mark.soak
@@ -178,7 +178,7 @@ with ab.init() as node:
 """
     process = start(tmp_path, body, ranks=2)
     assert process.stdout is not None
-    assert said(process.stdout.readline()) == ["ready"]
+    assert printed(process.stdout.readline()) == ["ready"]
     process.send_signal(signal.SIGINT)
     code, _, complaints = finish(process)
     assert code == 130
@@ -203,7 +203,7 @@ with ab.init() as node:
     say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     code, shown, complaints = finish(start(tmp_path, body, ranks=1))
-    assert (code, said(shown + complaints)) == (0, ["-15"])  # gRPC may say that it skips its own hooks
+    assert (code, printed(shown + complaints)) == (0, ["-15"])  # gRPC may say that it skips its own hooks
 
 
 def test_what_is_forked_during_a_visit_ends_on_signals(tmp_path: Path) -> None:
@@ -231,4 +231,4 @@ with ab.init() as node:
 """
     code, shown, complaints = finish(start(tmp_path, body, ranks=1))
     assert code == 0
-    assert said(shown + complaints) == [f"{signal.SIG_DFL!s} {signal.default_int_handler}"] * 2 + ["[-15, -15]"]
+    assert printed(shown + complaints) == [f"{signal.SIG_DFL!s} {signal.default_int_handler}"] * 2 + ["[-15, -15]"]

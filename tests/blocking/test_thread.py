@@ -192,7 +192,7 @@ def test_closing_ends_what_others_wait_for() -> None:
     waiters = [threading.Thread(target=wait, args=(number,)) for number in range(6)]
     for waiter in waiters:
         waiter.start()
-    while len(thread._running) < len(waiters):  # noqa: SLF001  # waits until all callers' coroutines have begun: a blocked caller tells nobody
+    while len(thread._running) < len(waiters):  # noqa: SLF001  # waits until all callers' coroutines have begun: a blocked caller notifies nobody
         thread.do(int)
     thread.close()
     for waiter in waiters:

@@ -115,7 +115,7 @@ def test_a_warning_and_an_error_name_the_stopped_rank_and_the_way_to_it() -> Non
         def record(operation: object, notice: WaitNotice) -> None:
             notices[communicator.rank] = notice
 
-        observer.tell_waiting = record  # type: ignore[method-assign]
+        observer.report_waiting = record  # type: ignore[method-assign]
         if communicator.rank == 3:
             await asyncio.sleep(4.5)
         await communicator.recv(communicator.rank - 1)

@@ -11,7 +11,7 @@ import pytest
 from asyncpar import Quorum
 from asyncpar.collectives.long_waits import LongWaits
 from asyncpar.collectives.operation import Operation
-from asyncpar.core.observe.rank_observer import MOST_TOLD
+from asyncpar.core.observe.rank_observer import MOST_REPORTED
 from asyncpar.errors import PeerTimeout
 from asyncpar.testing import run_virtual
 from tests.collective_engines import engine_of
@@ -113,9 +113,9 @@ def test_a_thousand_waits_are_looked_at_with_rests_and_reported_in_few_words(
         run_virtual(main())
     assert 0 < looks[0] <= 33 * count  # every two seconds
     waits = [text for text in logged(caplog) if "has waited" in text]
-    assert len(waits) == MOST_TOLD
+    assert len(waits) == MOST_REPORTED
     assert all(culprit in text for text in waits)
-    assert sum(text.endswith("goes on") for text in logged(caplog)) == MOST_TOLD
+    assert sum(text.endswith("goes on") for text in logged(caplog)) == MOST_REPORTED
 
 
 def test_a_sum_under_a_policy_says_for_whom_it_waits(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +124,7 @@ def test_a_sum_under_a_policy_says_for_whom_it_waits(open_ranks: OpenRanks, capl
             zero, one, two = ranks.communicators
             for each in (zero, one):
                 engine_of(each).table.links.observer.warn_after = 2.0
-            engine_of(one).table.links.observer.hear_condition(2, "is stopped")
+            engine_of(one).table.links.observer.record_condition(2, "is stopped")
             waiting = [asyncio.ensure_future(each.all_reduce(np.zeros(1), until=Quorum(1.0))) for each in (zero, one)]
             await asyncio.sleep(5.0)
             await two.all_reduce(np.zeros(1), until=Quorum(1.0))

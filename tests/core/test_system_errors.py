@@ -20,7 +20,7 @@ PROGRAM = "import asyncpar as ap\nasync def main():\n    async with ap.init(): p
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "reason"),
     [
         (OSError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
         (OSError(errno.EMFILE, "Too many open files"), "Too many open files; raise this process's limit: ulimit -n"),
@@ -30,8 +30,8 @@ PROGRAM = "import asyncpar as ap\nasync def main():\n    async with ap.init(): p
         (ValueError("x"), "x"),
     ],
 )
-def test_reasons_say_which_limit_to_raise(error: Exception, said: str) -> None:
-    assert os_reason(error) == said
+def test_reasons_say_which_limit_to_raise(error: Exception, reason: str) -> None:
+    assert os_reason(error) == reason
 
 
 def test_the_note_is_added_once() -> None:
@@ -74,15 +74,15 @@ def test_a_program_without_descriptors_names_the_limit() -> None:
     assert "ulimit -n" in done.stderr
 
 
-async def test_the_log_tells_who_has_joined_and_by_which_lanes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_the_ranks_that_have_joined_and_their_lanes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "asyncpar")
     async with local_world(2, transport="tcp") as (first, second):
         one, other = np.ones(4), np.ones(4)
         reduced = second.world.all_reduce(other)
         await asyncio.gather(first.world.all_reduce(one), reduced)
-    told = [record.getMessage() for record in caplog.records]
-    assert "rank 0 of 2 joined the world, generation 0" in told
-    assert any(text.startswith("rank 0 has a tcp lane to rank 1 on ") for text in told), told
+    texts = [record.getMessage() for record in caplog.records]
+    assert "rank 0 of 2 joined the world, generation 0" in texts
+    assert any(text.startswith("rank 0 has a tcp lane to rank 1 on ") for text in texts), texts
 
 
 @pytest.mark.process
@@ -107,6 +107,6 @@ def test_ranks_log_their_shared_memory() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = done.stdout + done.stderr
-    assert "rank 1 of 2 joined the world, generation 0" in told
-    assert told.count(": 2 ranks share memory, arena=") == 1
+    output = done.stdout + done.stderr
+    assert "rank 1 of 2 joined the world, generation 0" in output
+    assert output.count(": 2 ranks share memory, arena=") == 1

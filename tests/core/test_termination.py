@@ -8,12 +8,12 @@ from asyncpar.core.signals import Termination
 
 
 class Program:
-    """Notes what happens to it; ``is_heard`` says whether anybody can be asked."""
+    """Notes what happens to it; ``is_asked`` states whether anybody can be asked."""
 
-    def __init__(self, *, is_heard: bool = True) -> None:
+    def __init__(self, *, is_asked: bool = True) -> None:
         self.happened: list[str] = []
         self.refuse: Callable[[], None] = self.end
-        self._is_heard = is_heard
+        self._is_asked = is_asked
 
     def end(self) -> None:
         self.happened.append("ended")
@@ -21,7 +21,7 @@ class Program:
     def ask(self, refused: Callable[[], None]) -> bool:
         self.happened.append("asked")
         self.refuse = refused
-        return self._is_heard
+        return self._is_asked
 
 
 def test_nobody_is_asked_unless_somebody_wants_to_be() -> None:
@@ -41,8 +41,8 @@ def test_the_first_asks_and_the_second_ends() -> None:
     assert program.happened == ["asked", "ended"]
 
 
-def test_the_first_ends_where_nobody_hears() -> None:
-    program = Program(is_heard=False)
+def test_the_first_ends_where_nobody_can_be_asked() -> None:
+    program = Program(is_asked=False)
     termination = Termination(program.end)
     termination.ask_first(program.ask)
     termination.handle()

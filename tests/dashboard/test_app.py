@@ -60,7 +60,7 @@ async def ask(
 
 @pytest.mark.parametrize("path", ["events", "lines", "output", "report", "flight"])
 @pytest.mark.parametrize("token", [None, "", "wrong"])
-async def test_without_the_token_nothing_is_told(server: DashboardServer, path: str, token: str | None) -> None:
+async def test_without_the_token_nothing_is_shown(server: DashboardServer, path: str, token: str | None) -> None:
     status, body = await ask(server, path, token=token)
 
     assert status == 401
@@ -193,21 +193,21 @@ async def test_the_report_has_the_data_inside_and_cannot_be_broken_out_of(change
 
 
 async def test_browsers_that_look_at_the_flight_records_together_ask_the_ranks_once() -> None:
-    looks = 0
+    inspections = 0
 
     async def look() -> dict[str, Any]:
-        nonlocal looks
-        looks += 1
+        nonlocal inspections
+        inspections += 1
         await asyncio.sleep(0.01)
         return {"findings": [], "problems": [], "events": [], "ranks": 3}
 
     async with DashboardServer("127.0.0.1", 0, flight=look) as serving:
-        handle: Any = serving.dashboard._look_at_flight  # noqa: SLF001  # requests over a network would not be sure to meet
+        handle: Any = serving.dashboard._serve_flight  # noqa: SLF001  # requests over a network would not be sure to meet
         answers = await asyncio.gather(*(handle(None) for _ in range(5)))
-        assert looks == 1
+        assert inspections == 1
         assert {json.loads(answer.body)["ranks"] for answer in answers} == {3}
         assert (await ask(serving, "flight", token=serving.token))[0] == 200
-        assert looks == 2
+        assert inspections == 2
 
     async with DashboardServer("127.0.0.1", 0) as without:
         assert (await ask(without, "flight", token=without.token))[0] == 404

@@ -146,7 +146,7 @@ async def test_a_page_of_another_origin_gets_nothing(server: DashboardServer, pa
     assert outcome.startswith("TypeError")
 
 
-async def test_a_lost_launcher_is_told_and_found_again(page: Page) -> None:
+async def test_a_lost_launcher_is_reported_and_found_again(page: Page) -> None:
     async with DashboardServer("127.0.0.1", 0) as server:
         await show(server, 4)
         port, token = int(server.address.rpartition(":")[2]), server.token

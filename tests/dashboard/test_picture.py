@@ -157,7 +157,7 @@ def test_a_long_chain_is_cut() -> None:
     assert (len(chain["steps"]), chain["more"]) == (16, 34)
 
 
-def test_the_schedule_is_shown_as_it_was_told() -> None:
+def test_the_schedule_is_shown_as_it_was_reported() -> None:
     (job,) = SyntheticJob(2).summaries(1)
     schedule = draw_run(record_pipeline(2, micro_batches=4))
     assert Painter().paint(job, schedule=schedule)["schedule"] == schedule

@@ -16,8 +16,8 @@ def waiting(rank: int, *, on: int, seconds: float = 12.0) -> RankReport:
 
 
 def report(rank: int, **summary: object) -> RankReport:
-    told = RankSummary(rank=rank, pid=1, time=0.0, **summary)  # type: ignore[arg-type]
-    return RankReport(rank=rank, host=f"host-{rank}", pid=1, summary=told)
+    reported = RankSummary(rank=rank, pid=1, time=0.0, **summary)  # type: ignore[arg-type]
+    return RankReport(rank=rank, host=f"host-{rank}", pid=1, summary=reported)
 
 
 def job(*reports: RankReport) -> JobSummary:
@@ -61,7 +61,7 @@ def test_a_rank_that_reports_nothing_is_silent_and_not_blocked() -> None:
     assert find_states(job(waiting(0, on=1), quiet)) == {0: RankActivity.WAITS, 1: RankActivity.SILENT}
 
 
-def test_a_culprit_that_is_stopped_is_told_as_stopped() -> None:
+def test_a_culprit_that_is_stopped_is_reported_as_stopped() -> None:
     stopped = RankReport(rank=1, host="b", pid=1, condition="stopped", seconds=7.0)
 
     assert sentence(waiting(0, on=1), stopped) == (
@@ -70,7 +70,7 @@ def test_a_culprit_that_is_stopped_is_told_as_stopped() -> None:
     )
 
 
-def test_a_culprit_that_blocks_its_loop_is_told_with_the_place() -> None:
+def test_a_culprit_that_blocks_its_loop_is_reported_with_the_place() -> None:
     blocked = report(1, blocked=BlockedSummary(what="json.load", where="data.py:112", seconds=3.0))
 
     assert "rank 1 (host-1), which blocks its event loop in json.load at data.py:112" in sentence(

@@ -22,14 +22,14 @@ from asyncpar.nn.optimizers import Adam, Optimizer
 from asyncpar.nn.parameter import Initializer
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.rounds import Cause, Round, rounds_of
-from asyncpar.observe.stragglers import TOLD_ROUNDS, Straggler, find_straggler
+from asyncpar.observe.stragglers import REPORTED_ROUNDS, Straggler, find_straggler
 from asyncpar.parallel.local.outer import OuterConfig
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.pipeline_training import squares
 from tests.elasticity.training import Model
 
-STEPS = TOLD_ROUNDS + 2
+STEPS = REPORTED_ROUNDS + 2
 PORTIONS = 4
 CULPRIT = "m1"
 SHORT, LONG = 0.03, 0.05
@@ -50,7 +50,7 @@ class Rings:
     def look(self, name: str, world: Communicator, generation: int) -> None:
         recorder = recorder_of(world)
         self.ranks[name], self.steps[name] = world.rank, steps_of(recorder)
-        self.rounds[name] = rounds_of(read_image(recorder.snapshot()).events, world_number(generation), TOLD_ROUNDS)
+        self.rounds[name] = rounds_of(read_image(recorder.snapshot()).events, world_number(generation), REPORTED_ROUNDS)
 
     def straggler(self) -> Straggler | None:
         return find_straggler({rank: self.rounds[name] for name, rank in self.ranks.items()})
@@ -123,8 +123,8 @@ def test_ranks_that_wait_for_others_in_and_between_steps_have_no_more_time_of_th
             rings.look(name, job.world, job.generation)
 
     rings = run_virtual(run(2, main))
-    assert [one.own for one in rings.rounds["m0"]] == pytest.approx([SHORT] * TOLD_ROUNDS, abs=1e-3)
-    assert [one.own for one in rings.rounds[CULPRIT]] == pytest.approx([SHORT + 0.02] * TOLD_ROUNDS, abs=1e-3)
+    assert [one.own for one in rings.rounds["m0"]] == pytest.approx([SHORT] * REPORTED_ROUNDS, abs=1e-3)
+    assert [one.own for one in rings.rounds[CULPRIT]] == pytest.approx([SHORT + 0.02] * REPORTED_ROUNDS, abs=1e-3)
 
 
 def test_a_step_that_a_lost_rank_ends_comes_again_under_its_number() -> None:

@@ -79,7 +79,7 @@ def test_all_that_is_found_fits_and_belongs_to_the_world() -> None:
         assert layout.micro_batches * layout.config.dp_size == 32
 
 
-def test_when_nothing_fits_the_least_that_is_needed_is_told() -> None:
+def test_when_nothing_fits_the_least_that_is_needed_is_reported() -> None:
     roomy = find()
     found = find(memory=1000.0)
     assert found.layouts == ()

@@ -153,4 +153,4 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
     assert code == 1
     assert "cannot be bound: Address already in use" in shown
     assert "cannot be bound" in " ".join(of_service := re.findall(r"(?m)^\[[^]]+:1\] (.*)$", shown))
-    assert not [line for line in of_service if "Traceback" in line]  # rank 0 may have been told while it started
+    assert not [line for line in of_service if "Traceback" in line]  # rank 0 may have been notified while it started

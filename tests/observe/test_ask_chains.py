@@ -19,8 +19,8 @@ def ask(rank: int, actor: str, **fields: Any) -> AskSummary:
 
 
 def report(rank: int, *asks: AskSummary, condition: str = "well", **fields: Any) -> RankReport:
-    told = RankSummary(rank=rank, pid=1, time=0.0, asks=asks, **fields)
-    return RankReport(rank=rank, host="h", pid=1, condition=condition, seconds=3.0, summary=told)
+    made = RankSummary(rank=rank, pid=1, time=0.0, asks=asks, **fields)
+    return RankReport(rank=rank, host="h", pid=1, condition=condition, seconds=3.0, summary=made)
 
 
 def only(*reports: RankReport) -> AskChain:
@@ -104,11 +104,11 @@ class Link(ap.Actor):
         return answer
 
 
-def told_by(nodes: list[Node]) -> list[RankReport]:
+def reports_of(nodes: list[Node]) -> list[RankReport]:
     return [RankReport(rank=node.rank, host="h", pid=1, summary=node.observe.status()) for node in nodes]
 
 
-def test_a_running_world_tells_its_chains_and_its_deadlocks() -> None:
+def test_a_running_world_reports_its_chains_and_its_deadlocks() -> None:
     homes = {"a": 0, "b": 1, "c": 2}
 
     async def main() -> tuple[list[AskChain], list[AskChain]]:
@@ -119,13 +119,13 @@ def test_a_running_world_tells_its_chains_and_its_deadlocks() -> None:
             await asyncio.sleep(1.0)
             calls.append(asyncio.create_task(nodes[2].ref("b", 1).call([])))  # waits in the mailbox
             await asyncio.sleep(1.0)
-            chained = find_ask_chains(told_by(list(nodes)))
+            chained = find_ask_chains(reports_of(list(nodes)))
             calls[0].cancel()
             calls[1].cancel()
             await asyncio.sleep(1.0)
             around = asyncio.create_task(nodes[0].ref("a", 0).call(["b", "c", "a"]))
             await asyncio.sleep(1.0)
-            cycle = find_ask_chains(told_by(list(nodes)))
+            cycle = find_ask_chains(reports_of(list(nodes)))
             around.cancel()
             await asyncio.gather(*calls, around, return_exceptions=True)
             return chained, cycle
@@ -146,7 +146,7 @@ def test_dead_letters_are_in_the_summary_the_last_first() -> None:
             await asyncio.sleep(1.0)
             return nodes[1].observe.status()
 
-    told = run_virtual(main())
-    assert (told.dead_letters, len(told.letters)) == (9, 4)
-    assert (told.letters[0].sender, told.letters[0].rank, told.letters[0].actor) == (0, 1, "nobody")
-    assert told.letters[0].reason == "there is no actor 'nobody' on rank 1"
+    seen = run_virtual(main())
+    assert (seen.dead_letters, len(seen.letters)) == (9, 4)
+    assert (seen.letters[0].sender, seen.letters[0].rank, seen.letters[0].actor) == (0, 1, "nobody")
+    assert seen.letters[0].reason == "there is no actor 'nobody' on rank 1"

@@ -63,7 +63,7 @@ def test_operations_are_counted_in_the_bucket_of_their_time() -> None:
     times = ring.watch()
     ring.run("all_reduce", [0.0, 0.0002, 0.03, 0.03, 7.0, 30.0])
     ring.run("barrier", [0.3])
-    shown = found(times.look(ring.recorder.snapshot()))
+    shown = found(times.add(ring.recorder.snapshot()))
     assert set(shown) == {"all_reduce", "barrier"}
     buckets, seconds = shown["all_reduce"]
     assert buckets == {0.0001: 1, 0.00025: 1, 0.05: 2, 10.0: 1, float("inf"): 1}
@@ -78,7 +78,7 @@ def test_each_operation_counts_once_however_often_the_ring_is_looked_at_and_goes
     for turn in range(1, 12):
         ring.run("all_reduce", [0.01] * 50)
         for _ in range(3):
-            (one,) = times.look(ring.recorder.snapshot())
+            (one,) = times.add(ring.recorder.snapshot())
         assert sum(one.counts) == 50 * turn
     assert one.seconds == pytest.approx(5.5)
 
@@ -89,10 +89,10 @@ def test_an_operation_counts_when_it_is_over_and_only_if_it_has_completed() -> N
     slow, failed = ring.begin("all_gather"), ring.begin("all_gather")
     ring.run("all_gather", [0.2])
     ring.end(failed, 0.1, EventState.FAILED)
-    assert found(times.look(ring.recorder.snapshot()))["all_gather"][0] == {0.25: 1}
+    assert found(times.add(ring.recorder.snapshot()))["all_gather"][0] == {0.25: 1}
     ring.run("all_gather", [0.01] * (2 * CAPACITY))  # the ring goes round what is under way
     ring.end(slow, 3.0)
-    assert found(times.look(ring.recorder.snapshot()))["all_gather"][0][5.0] == 1
+    assert found(times.add(ring.recorder.snapshot()))["all_gather"][0][5.0] == 1
 
 
 @pytest.mark.parametrize("before", [5, CAPACITY, 2 * CAPACITY + 7])
@@ -104,9 +104,9 @@ def test_other_events_and_those_of_the_node_before_count_for_nothing(before: int
     times = ring.watch()
     ring.run("load", [0.1], EventKind.SPAN)
     ring.run("recv", [0.1], EventKind.RECEIVE)
-    assert times.look(ring.recorder.snapshot()) == ()
+    assert times.add(ring.recorder.snapshot()) == ()
     ring.run("all_reduce", [0.1] * 3)
-    (one,) = times.look(ring.recorder.snapshot())
+    (one,) = times.add(ring.recorder.snapshot())
     assert sum(one.counts) == 3
 
 
@@ -120,7 +120,7 @@ async def test_the_summary_of_a_rank_has_its_operations() -> None:
         node = nodes[0]
         forget = watch_node(node.links, node.actor_system, None)
         try:
-            assert _nodes[-1].times.look(node.links.recorder.snapshot()) == ()
+            assert _nodes[-1].times.add(node.links.recorder.snapshot()) == ()
             for _ in range(3):
                 await asyncio.gather(*(one.world.all_reduce(np.ones(4, np.float32)) for one in nodes))
             await asyncio.gather(*(one.world.barrier() for one in nodes))

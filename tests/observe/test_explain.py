@@ -61,12 +61,11 @@ def test_what_the_agent_sees_explains_an_absent_rank(condition: str, cause: Hang
 
 async def test_a_blocked_loop_is_in_the_ring_of_its_rank() -> None:
     async with local_world(WORLD) as nodes:
-        from asyncpar.core.observe.blocked_events import BlockedEvents
-        from asyncpar.core.observe.loop_watch import Blocked
+        from asyncpar.core.observe.loop_watch import Blocked, BlockedEvents
 
         stack = '  File "train.py", line 57, in work\n    time.sleep(9)\n'
         blocked = Blocked(rank=CULPRIT, seconds=1.0, what="the main task", stack=stack, is_over=False)
-        BlockedEvents(nodes[CULPRIT].links.recorder).tell(blocked)
+        BlockedEvents(nodes[CULPRIT].links.recorder).record(blocked)
         waiting = [asyncio.create_task(node.world.barrier()) for node in nodes if node.rank != CULPRIT]
         await asyncio.sleep(0.01)
         (found,) = explain(images_of(nodes))

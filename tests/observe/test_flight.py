@@ -123,9 +123,9 @@ def test_entries_of_a_group_have_the_same_numbers_on_all_ranks(program: Program)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", first(1, [everything, overflow]))
 def test_torchs_analyzer_finds_nothing_wrong_with_a_healthy_run(program: Program, tmp_path: Path) -> None:
-    said = analyzed(tmp_path, run_virtual(images_after(program)))
+    explained = analyzed(tmp_path, run_virtual(images_after(program)))
     for word in ("mismatch", "Culprit", "Not all ranks", "missing", "error"):
-        assert word.lower() not in said.lower(), said
+        assert word.lower() not in explained.lower(), explained
 
 
 @TORCH
@@ -133,9 +133,9 @@ def test_torchs_analyzer_finds_nothing_wrong_with_a_healthy_run(program: Program
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", first(1, ["shape", "other operation", "dtype", "absent"]))
 def test_torchs_analyzer_agrees_about_mismatches(name: str, tmp_path: Path) -> None:
-    said = analyzed(tmp_path, run_virtual(images_after(PLANTED[name].program)))
+    explained = analyzed(tmp_path, run_virtual(images_after(PLANTED[name].program)))
     words = {"absent": "Not all ranks", "dtype": "dtype", "shape": "SIZE_OR_SYNTAX", "other operation": "TYPE_MISMATCH"}
-    assert words[name].lower().replace("_", " ") in said.lower().replace("_", " "), said
+    assert words[name].lower().replace("_", " ") in explained.lower().replace("_", " "), explained
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
@@ -155,14 +155,14 @@ async def raw_images(program: Program) -> dict[int, bytes]:
 def test_a_folder_of_dumps_is_explained(tmp_path: Path) -> None:
     facts = {CULPRIT: RankFacts(condition="stopped", detail="SIGSTOP")}
     write_dumps(tmp_path, run_virtual(raw_images(absent)), facts, for_torch=True)
-    said = explain_dumps(tmp_path)
-    assert said.startswith(f"rank {CULPRIT}: {HangCause.STOPPED}")
-    assert "SIGSTOP" in said
+    explained = explain_dumps(tmp_path)
+    assert explained.startswith(f"rank {CULPRIT}: {HangCause.STOPPED}")
+    assert "SIGSTOP" in explained
     with open(tmp_path / "torch_rank_0", "rb") as file:
         assert pickle.load(file)["version"] == "2.10"
 
 
-def test_missing_and_torn_files_are_told(tmp_path: Path) -> None:
+def test_missing_and_torn_files_are_reported(tmp_path: Path) -> None:
     write_dumps(tmp_path, run_virtual(raw_images(absent)), {})
     (tmp_path / "rank_0.ring").write_bytes((tmp_path / "rank_0.ring").read_bytes()[:100])
     (tmp_path / "rank_3.ring").unlink()

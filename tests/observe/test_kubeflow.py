@@ -70,12 +70,12 @@ class StatusServer:
                 content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 server.posts.append((self.path, self.headers["Authorization"], content))
                 code = server.answers.pop(0) if server.answers else 200
-                told = {"kind": "Status", "message": f"the server says {code}"} if code >= 400 else content
+                reported = {"kind": "Status", "message": f"the server says {code}"} if code >= 400 else content
                 self.send_response(code)
                 if code == 302:
                     self.send_header("Location", server.environment[KUBEFLOW_URL] + "/elsewhere")
                 self.end_headers()
-                self.wfile.write(json.dumps(told).encode())
+                self.wfile.write(json.dumps(reported).encode())
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -120,8 +120,8 @@ class Clock:
 def job(completed: float, seconds: float, *, total: float | None = 10.0, **values: float) -> JobSummary:
     """Return a job whose second rank is at ``completed`` after ``seconds``."""
     progress = ProgressSummary(description="train", completed=completed, total=total, fields={"bytes/s": "1,024"})
-    told = RankSummary(rank=1, pid=2, time=TIME, progress=progress, values=values)
-    ranks = (RankReport(rank=0, host="a", pid=1), RankReport(rank=1, host="a", pid=2, summary=told))
+    reported = RankSummary(rank=1, pid=2, time=TIME, progress=progress, values=values)
+    ranks = (RankReport(rank=0, host="a", pid=1), RankReport(rank=1, host="a", pid=2, summary=reported))
     return JobSummary(job="lm", pid=1, time=TIME + seconds, hosts=(HostSummary(host="a", ranks=ranks),))
 
 
@@ -155,8 +155,8 @@ def test_posts_are_five_seconds_apart_but_for_the_last(server: StatusServer) -> 
         clock.time = float(second)
         sink.take(job(second, second))
     sink.close("well")
-    told = [content["trainerStatus"]["progressPercentage"] for _, _, content in server.posts]
-    assert told == [0, 50, 90]
+    reported = [content["trainerStatus"]["progressPercentage"] for _, _, content in server.posts]
+    assert reported == [0, 50, 90]
 
 
 def test_a_job_without_progress_posts_nothing_and_one_without_an_end_no_percentage(server: StatusServer) -> None:
@@ -176,8 +176,8 @@ def test_what_passes_is_tried_again_later(code: int, server: StatusServer, caplo
     for second in range(41):
         clock.time = float(second)
         sink.take(job(second / 5, second))
-    told = [content["trainerStatus"]["progressPercentage"] for _, _, content in server.posts]
-    assert told == [0, 20, 60, 70, 80]  # after 0, 10, 30, 35, 40 s
+    reported = [content["trainerStatus"]["progressPercentage"] for _, _, content in server.posts]
+    assert reported == [0, 20, 60, 70, 80]  # after 0, 10, 30, 35, 40 s
     assert [record.getMessage() for record in caplog.records] == [
         f"kubeflow: the status of the job was not taken, and is tried again: the status server answers {code}: the "
         f"server says {code}"

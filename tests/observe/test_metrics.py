@@ -66,7 +66,7 @@ def test_prometheus_reads_the_ranks_of_a_host() -> None:
     assert found["asyncpar_cpu_seconds"][0].name == "asyncpar_cpu_seconds_total"
 
 
-def test_a_rank_that_tells_nothing_is_still_up_or_down() -> None:
+def test_a_rank_that_reports_nothing_is_still_up_or_down() -> None:
     stopped = RankReport(rank=3, host="a", pid=1, condition="stopped")
 
     up, restarts = collect_metrics([stopped])

@@ -18,7 +18,7 @@ from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 
 
-async def test_each_of_several_nodes_tells_of_itself() -> None:
+async def test_each_of_several_nodes_reports_itself() -> None:
     async with local_world(3) as nodes:
         waiting = [asyncio.create_task(node.world.barrier()) for node in nodes[:2]]
         for _ in range(20):
@@ -39,9 +39,9 @@ def test_in_virtual_time_a_status_is_the_same_in_every_run() -> None:
         async with local_world(2) as nodes:
             waiting = asyncio.create_task(nodes[0].world.all_reduce(np.zeros(4, np.float32)))
             await asyncio.sleep(5.0)
-            told = [node.observe.status() for node in nodes]
+            reported = [node.observe.status() for node in nodes]
             await asyncio.gather(waiting, nodes[1].world.all_reduce(np.zeros(4, np.float32)))
-            return told
+            return reported
 
     first, second = run_virtual(main()), run_virtual(main())
     assert first == second
@@ -100,7 +100,7 @@ def test_thousands_of_events_come_once_each_whatever_goes_on_meanwhile() -> None
     assert len(tickets) == len(set(tickets)) == 10_001
 
 
-def test_events_that_others_have_overwritten_before_a_look_are_counted_as_lost() -> None:
+def test_events_that_others_have_overwritten_before_an_inspection_are_counted_as_lost() -> None:
     recorder = open_recorder(RankIdentity(rank=0, size=1))
     ended, step = EndedEvents(recorder), recorder.name("step")
 
@@ -140,7 +140,7 @@ def test_a_stream_of_events_says_how_many_are_missing() -> None:
     assert 900 < lost <= first
 
 
-async def test_looks_that_come_too_often_are_refused() -> None:
+async def test_inspections_that_come_too_often_are_refused() -> None:
     async with local_world(1) as (node,):
         with pytest.raises(ap.UsageError, match=r"every: expected at least 0\.01 s, got 0"):
             node.observe.events(every=0.0)

@@ -35,15 +35,15 @@ def image(*events: Event) -> RankImage:
     return RankImage(identity=RankIdentity(rank=4, size=8, clock_domain="a"), events=events, groups={GROUP: group})
 
 
-def test_a_rank_tells_of_the_last_runs_of_its_last_pipeline() -> None:
+def test_a_rank_reports_the_last_runs_of_its_last_pipeline() -> None:
     runs = [action(run * 2 + batch, "forward", run, batch, run * 10.0 + batch) for run in range(9) for batch in (0, 1)]
     other = action(0, "forward", 1, 0, 0.0, group=5)
     under_way = action(99, "backward", 8, 0, 95.0, ended=None, state=EventState.STARTED)
-    told = summarize_pipeline(image(other, *runs, under_way))
-    assert told.ranks == (4, 6)
-    assert [(run.number, len(run.actions)) for run in told.runs] == [(6, 2), (7, 2), (8, 2)]
-    assert told.runs[-1].actions[1].micro_batch == 1
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=PipelineSummary) == told
+    reported = summarize_pipeline(image(other, *runs, under_way))
+    assert reported.ranks == (4, 6)
+    assert [(run.number, len(run.actions)) for run in reported.runs] == [(6, 2), (7, 2), (8, 2)]
+    assert reported.runs[-1].actions[1].micro_batch == 1
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reported), type=PipelineSummary) == reported
     assert summarize_pipeline(image()).runs == ()
 
 
@@ -65,9 +65,9 @@ def test_all_actions_of_a_run_are_drawn_in_the_order_of_stages(stages: int, chun
 
 
 def test_clocks_that_are_seconds_apart_are_put_together_by_what_stages_hand_on() -> None:
-    told = record_pipeline(4, micro_batches=8)
-    straight = draw_run(told)
-    apart = draw_run([moved(one, 5.0 * place) for place, one in enumerate(told)])
+    reported = record_pipeline(4, micro_batches=8)
+    straight = draw_run(reported)
+    apart = draw_run([moved(one, 5.0 * place) for place, one in enumerate(reported)])
     assert straight is not None
     assert apart is not None
     assert apart["seconds"] == pytest.approx(straight["seconds"], rel=0.2)
@@ -79,7 +79,7 @@ def test_clocks_that_are_seconds_apart_are_put_together_by_what_stages_hand_on()
             assert at >= begun[before] + took[before] - 2, "no stage begins before the one before it has ended"
 
 
-def moved(told: PipelineSummary, seconds: float) -> PipelineSummary:
+def moved(reported: PipelineSummary, seconds: float) -> PipelineSummary:
     runs = tuple(
         msgspec.structs.replace(
             run,
@@ -88,10 +88,10 @@ def moved(told: PipelineSummary, seconds: float) -> PipelineSummary:
                 for one in run.actions
             ),
         )
-        for run in told.runs
+        for run in reported.runs
     )
-    identity = msgspec.structs.replace(told.identity, clock_domain=f"host {seconds}", clock=0.0, wall=0.0)
-    return msgspec.structs.replace(told, identity=identity, runs=runs)
+    identity = msgspec.structs.replace(reported.identity, clock_domain=f"host {seconds}", clock=0.0, wall=0.0)
+    return msgspec.structs.replace(reported, identity=identity, runs=runs)
 
 
 def test_the_last_run_that_all_have_done_whole_is_drawn() -> None:
@@ -107,7 +107,7 @@ def test_the_last_run_that_all_have_done_whole_is_drawn() -> None:
     assert draw_run([msgspec.structs.replace(first, runs=())]) is None
 
 
-def test_large_runs_are_cut_and_it_is_said() -> None:
+def test_large_runs_are_cut_and_it_is_reported() -> None:
     run = draw_run(record_pipeline(16, micro_batches=256))
     assert run is not None
     assert sum(len(row["actions"]) for row in run["rows"]) <= MOST_ACTIONS

@@ -94,7 +94,7 @@ def test_a_narrow_terminal_gets_no_line_that_wraps(monkeypatch: pytest.MonkeyPat
     assert all(len(line) <= 30 for line in lines), lines
 
 
-def test_a_launcher_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv("ASYNCPAR_REPORT_FD", str(write))
     stream = shown_on(io.StringIO(), monkeypatch)
@@ -153,12 +153,12 @@ def test_a_program_without_a_console_shows_nothing(monkeypatch: pytest.MonkeyPat
         (lambda: ap.progress("train", float("nan")), "total: expected a finite number"),
     ],
 )
-def test_wrong_arguments_are_told(wrong: object, told: str) -> None:
+def test_wrong_arguments_are_reported(wrong: object, told: str) -> None:
     with pytest.raises(UsageError, match=told), wrong():  # type: ignore[operator]
         pass
 
 
-def test_steps_that_are_no_numbers_are_told() -> None:
+def test_steps_that_are_no_numbers_are_reported() -> None:
     with ap.progress("train") as bar:
         with pytest.raises(UsageError, match="steps: expected a number"):
             bar.advance("one")  # type: ignore[arg-type]

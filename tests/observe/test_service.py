@@ -44,7 +44,9 @@ async def test_requests_are_answered_in_any_number(ends: tuple[socket.socket, so
         await channel.close()
 
 
-async def test_what_fails_is_told_and_the_next_request_is_answered(ends: tuple[socket.socket, socket.socket]) -> None:
+async def test_a_failure_is_reported_and_the_next_request_is_answered(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     answers: Iterator[RuntimeError | bytes] = iter([RuntimeError("dictionary changed size"), b"fine"])
 
     def make() -> bytes:
@@ -122,7 +124,7 @@ async def test_a_rank_that_waits_names_operation_rank_and_place() -> None:
 
 
 class Loader(ap.Actor):
-    """Answers when it is told to."""
+    """Answers when it is released."""
 
     def __init__(self, release: asyncio.Event) -> None:
         self.release = release
@@ -132,17 +134,17 @@ class Loader(ap.Actor):
         await self.release.wait()
 
 
-def tell_when_told(node: ap.Node) -> asyncio.Event:
-    """Return what is set when the rank has told of a wait, which it does soon."""
-    observer, is_told = node.links.observer, asyncio.Event()
+def announce_wait(node: ap.Node) -> asyncio.Event:
+    """Return an event that is set when the rank has reported a wait, which it does soon."""
+    observer, is_reported = node.links.observer, asyncio.Event()
     observer.warn_after = 0.1
 
-    class Telling(Reporter):
+    class Announcing(Reporter):
         def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
-            is_told.set()
+            is_reported.set()
 
-    observer.reporter = Telling(None)
-    return is_told
+    observer.reporter = Announcing(None)
+    return is_reported
 
 
 async def _load(node: ap.Node) -> None:
@@ -153,12 +155,12 @@ async def test_a_rank_that_waits_for_an_actor_names_it_with_time_and_place() -> 
     async with local_world(2) as nodes:
         unwatch = watch_node(nodes[0].links, nodes[0]._actors, None)  # noqa: SLF001
         release = asyncio.Event()
-        is_told = tell_when_told(nodes[0])
+        is_reported = announce_wait(nodes[0])
         try:
             await nodes[1].spawn(Loader, release, name="loader")
             waiting = asyncio.create_task(_load(nodes[0]), name="the user's")
             async with asyncio.timeout(30):
-                await is_told.wait()
+                await is_reported.wait()
             summary = await asyncio.to_thread(make_summary)
             assert unpack(pack(summary), RankSummary) == summary
             [ask] = summary.asks

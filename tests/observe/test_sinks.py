@@ -32,8 +32,8 @@ class Collecting:
         self.outcome = outcome
 
 
-def feed(sink: Sink, count: int, *, said: list[str], before_close: threading.Event | None = None) -> SinkThread:
-    thread = SinkThread("mine", lambda: sink, said.append)
+def feed(sink: Sink, count: int, *, reported: list[str], before_close: threading.Event | None = None) -> SinkThread:
+    thread = SinkThread("mine", lambda: sink, reported.append)
     thread.start()
     for job in SyntheticJob(1).summaries(count):
         thread.take(job)
@@ -44,42 +44,42 @@ def feed(sink: Sink, count: int, *, said: list[str], before_close: threading.Eve
 
 
 def test_a_sink_gets_summaries_in_order_and_the_outcome() -> None:
-    sink, said = Collecting(), list[str]()
-    feed(sink, 5, said=said)
+    sink, reported = Collecting(), list[str]()
+    feed(sink, 5, reported=reported)
 
     assert [job.time for job in sink.jobs] == sorted(job.time for job in sink.jobs)
-    assert (len(sink.jobs), sink.outcome, said) == (5, "exit code 0", [])
+    assert (len(sink.jobs), sink.outcome, reported) == (5, "exit code 0", [])
 
 
-def test_a_slow_sink_loses_summaries_which_is_told_at_the_end() -> None:
-    go, said = threading.Event(), list[str]()
+def test_a_slow_sink_loses_summaries_which_is_reported_at_the_end() -> None:
+    go, reported = threading.Event(), list[str]()
     sink = Collecting(until=go)
-    thread = feed(sink, 100, said=said, before_close=go)
+    thread = feed(sink, 100, reported=reported, before_close=go)
 
     assert thread.dropped >= 90
     assert sink.outcome == "exit code 0"
-    assert said == [f"sink mine: {thread.dropped} summaries were dropped, because it was slow"]
+    assert reported == [f"sink mine: {thread.dropped} summaries were dropped, because it was slow"]
 
 
-def test_a_sink_that_fails_is_told_once_and_left_out() -> None:
-    said: list[str] = []
+def test_a_sink_that_fails_is_reported_once_and_left_out() -> None:
+    reported: list[str] = []
     sink = Collecting(fail_at=2)
-    feed(sink, 6, said=said)
+    feed(sink, 6, reported=reported)
 
-    assert said == ["sink mine has failed and gets nothing more: OSError: the disk is full"]
+    assert reported == ["sink mine has failed and gets nothing more: OSError: the disk is full"]
     assert len(sink.jobs) == 2
 
 
-def test_a_sink_that_cannot_be_made_is_told() -> None:
+def test_a_sink_that_cannot_be_made_is_reported() -> None:
     def make() -> Sink:
         raise RuntimeError("no account")
 
-    said: list[str] = []
-    thread = SinkThread("mine", make, said.append)
+    reported: list[str] = []
+    thread = SinkThread("mine", make, reported.append)
     thread.start()
     thread.close("x")
 
-    assert said == ["sink mine has failed and gets nothing more: RuntimeError: no account"]
+    assert reported == ["sink mine has failed and gets nothing more: RuntimeError: no account"]
 
 
 def test_sinks_are_found_by_entry_point_and_by_module() -> None:

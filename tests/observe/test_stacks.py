@@ -174,11 +174,11 @@ Extension modules: numpy (total: 1)
     )
 
 
-def test_a_rank_that_cannot_tell_is_named() -> None:
+def test_a_rank_that_cannot_report_is_named() -> None:
     stacks = {0: process(0, task("main", 57, ask=call(1, 7), waits="add of 'counter'"))}
     text = show_stacks(stacks, {1: "it is stopped (SIGSTOP, or a debugger)"})
     assert text.startswith("rank 1: it is stopped")
-    assert "on rank 1, which has not told its stacks" in text
+    assert "on rank 1, which has not sent its stacks" in text
 
 
 def test_thousands_of_tasks_are_bounded() -> None:

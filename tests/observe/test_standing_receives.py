@@ -24,7 +24,7 @@ from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 
 LONG = 40.0
-"""Seconds of virtual time, far more than any wait takes to be told."""
+"""Seconds of virtual time, far more than any wait takes to be reported."""
 
 Service = Callable[[Node], AbstractAsyncContextManager[object]]
 
@@ -66,9 +66,9 @@ def job_of(nodes: tuple[Node, ...]) -> JobSummary:
     return JobSummary(job="test", pid=1, time=0.0, hosts=(HostSummary(host="here", ranks=reports),))
 
 
-def told(nodes: tuple[Node, ...]) -> dict[int, str]:
-    """Return what the ranks have told their launcher that they wait for, by rank."""
-    return {node.rank: str(told) for node in nodes for told in node.links.observer._waiting.values()}  # noqa: SLF001
+def reported_waits(nodes: tuple[Node, ...]) -> dict[int, str]:
+    """Return what the ranks have reported to their launcher as their waits, by rank."""
+    return {node.rank: str(notice) for node in nodes for notice in node.links.observer._waiting.values()}  # noqa: SLF001
 
 
 @pytest.mark.parametrize("service", [alarm, exchange])
@@ -86,7 +86,7 @@ def test_an_idle_service_is_seen_nowhere(service: Service) -> None:
             images = {node.rank: read_image(node.links.recorder.snapshot()) for node in nodes}
             assert [node.observe.status().operations for node in nodes] == [(), (), ()]
             assert [event for image in images.values() for event in image.pending] == []
-            assert (describe_holdups(job_of(nodes)), explain(images), told(nodes)) == ([], [], {})
+            assert (describe_holdups(job_of(nodes)), explain(images), reported_waits(nodes)) == ([], [], {})
             assert [node.world.describe_waits() for node in nodes] == [[], [], []]
             done.set()
             await asyncio.gather(*tasks)
@@ -95,7 +95,7 @@ def test_an_idle_service_is_seen_nowhere(service: Service) -> None:
 
 
 @pytest.mark.parametrize("service", [alarm, exchange])
-def test_the_wait_beside_a_service_is_the_one_that_is_told(service: Service) -> None:
+def test_the_wait_beside_a_service_is_the_one_that_is_reported(service: Service) -> None:
     async def main() -> None:
         async with local_world(3) as nodes:
             errors: list[PeerTimeout] = []
@@ -119,7 +119,7 @@ def test_the_wait_beside_a_service_is_the_one_that_is_told(service: Service) -> 
                 0: ("recv from rank 2 (tag 0)", 2),
                 1: ("recv from rank 2 (tag 0)", 2),
             }
-            assert {rank: text.partition(" (called at")[0] for rank, text in told(nodes).items()} == {
+            assert {rank: text.partition(" (called at")[0] for rank, text in reported_waits(nodes).items()} == {
                 0: "recv from rank 2 (tag 0)",
                 1: "recv from rank 2 (tag 0)",
             }

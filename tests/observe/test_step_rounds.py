@@ -22,7 +22,7 @@ from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.rounds import Cause, Round, join_rounds, rounds_of
-from asyncpar.observe.stragglers import TOLD_ROUNDS, Straggler, find_straggler
+from asyncpar.observe.stragglers import REPORTED_ROUNDS, Straggler, find_straggler
 from asyncpar.observe.timeline import make_timeline
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
@@ -30,7 +30,7 @@ from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
 from tests.products import in_turn
 from tests.soak import first
 
-STEPS = TOLD_ROUNDS + 2
+STEPS = REPORTED_ROUNDS + 2
 CULPRIT = 1
 LOOKED_AT = 128
 
@@ -43,7 +43,7 @@ class Gradient:
 
 def rounds(node: Node) -> list[Round]:
     events = read_image(node.links.recorder.snapshot(), latest=LOOKED_AT).events
-    return rounds_of(events, world_number(node.links.world.generation), TOLD_ROUNDS)
+    return rounds_of(events, world_number(node.links.world.generation), REPORTED_ROUNDS)
 
 
 def steps(node: Node) -> list[Event]:
@@ -104,7 +104,7 @@ def test_a_rank_that_computes_longer_in_the_steps_of_a_synchronizer_is_named(buc
 def test_ranks_that_compute_as_long_as_the_others_are_not_named() -> None:
     nodes = run_virtual(train(4, synchronizing(lambda _: asyncio.sleep(0.03), buckets=3)))
     everyone = {node.rank: rounds(node) for node in nodes}
-    assert all(len(own) == TOLD_ROUNDS for own in everyone.values())
+    assert all(len(own) == REPORTED_ROUNDS for own in everyone.values())
     assert find_straggler(everyone) is None
 
 
@@ -115,8 +115,8 @@ def test_a_wait_for_others_between_steps_is_not_the_own_time_of_a_rank() -> None
 
     nodes = run_virtual(train(3, synchronizing(compute, in_block=False)))
     own = {node.rank: [one.own for one in rounds(node)] for node in nodes}
-    assert own[0] == pytest.approx([0.03] * TOLD_ROUNDS, abs=1e-4)
-    assert own[CULPRIT] == pytest.approx([0.05] * TOLD_ROUNDS, abs=1e-4)
+    assert own[0] == pytest.approx([0.03] * REPORTED_ROUNDS, abs=1e-4)
+    assert own[CULPRIT] == pytest.approx([0.05] * REPORTED_ROUNDS, abs=1e-4)
 
 
 def test_input_is_the_cause_where_a_rank_loads_longer_between_steps() -> None:
@@ -243,7 +243,7 @@ async def test_a_trace_shows_steps_with_the_own_time_of_the_rank() -> None:
     assert (step.name, step.facts) == ("step 7 of mine", {"own time": "250.0 ms"})
 
 
-def test_rounds_are_kept_between_looks_until_numbers_begin_anew() -> None:
+def test_rounds_are_kept_between_inspections_until_numbers_begin_anew() -> None:
     def some(*numbers: int, own: float = 1.0) -> list[Round]:
         return [Round(number=number, own=own, seconds=2.0) for number in numbers]
 

@@ -12,12 +12,12 @@ from asyncpar.observe.image import Event
 from asyncpar.observe.rounds import Cause, Round, rounds_of
 from asyncpar.observe.stragglers import (
     LEAST_COMMON,
-    TOLD_ROUNDS,
+    REPORTED_ROUNDS,
     WINDOW,
-    LinkLook,
     LinkRate,
+    LinkSample,
     SlowSender,
-    add_look,
+    add_sample,
     find_slow_link,
     find_slow_sender,
     find_straggler,
@@ -88,7 +88,7 @@ def test_one_long_pause_is_no_habit() -> None:
     assert find_straggler(rounds) is None
 
 
-def test_ranks_that_have_told_too_little_are_not_judged() -> None:
+def test_ranks_that_have_reported_too_little_are_not_judged() -> None:
     dice = random.Random(1)
     rounds = {0: normal(dice, WINDOW), 1: slower(normal(dice, WINDOW), Cause.COMPUTE, 1.0)[LEAST_COMMON + 1 :]}
     assert find_straggler(rounds) is None
@@ -102,16 +102,16 @@ def test_ranks_that_were_looked_at_at_different_moments_are_judged_by_the_rounds
     size: int, behind: int
 ) -> None:
     dice = random.Random(behind)
-    rounds = {rank: normal(dice, TOLD_ROUNDS + 10) for rank in range(size)}
+    rounds = {rank: normal(dice, REPORTED_ROUNDS + 10) for rank in range(size)}
     rounds[1] = slower(rounds[1], Cause.COLLECTION, 0.2 * STEP * 1.2)
-    told = {rank: own[-TOLD_ROUNDS - behind * (rank == 0) :][:TOLD_ROUNDS] for rank, own in rounds.items()}
-    found = find_straggler(told)
+    reported = {rank: own[-REPORTED_ROUNDS - behind * (rank == 0) :][:REPORTED_ROUNDS] for rank, own in rounds.items()}
+    found = find_straggler(reported)
     assert found is not None
     assert (found.rank, found.cause) == (1, Cause.COLLECTION)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_no_alarm_in_a_thousand_looks_at_the_fewest_rounds(size: int) -> None:
+def test_no_alarm_in_a_thousand_inspections_of_the_fewest_rounds(size: int) -> None:
     dice = random.Random(size)
     rounds = {rank: normal(dice, 1000, noise=0.1) for rank in range(size)}
     for last in range(LEAST_COMMON, 1001):
@@ -168,17 +168,17 @@ def sharing_processors(dice: random.Random, wait: float, work: float = 0.2 * STE
     It works for so many seconds of a round, and sleeps for the same time in all ranks.
     """
     events, now, sampled_at, waited, ran = [], 0.0, 0.0, 0.0, 0.0
-    for number in range(TOLD_ROUNDS + 1):
+    for number in range(REPORTED_ROUNDS + 1):
         lost = wait * dice.uniform(0.6, 1.4)
         now, waited, ran = now + 0.6 * STEP + work + lost, waited + lost, ran + work
         events.append(event(EventKind.COLLECTIVE, now, now + 0.1 * STEP, name="all_reduce", group=7, sequence=number))
         now += 0.1 * STEP
-        if now - sampled_at > 1.0 or number == TOLD_ROUNDS:
+        if now - sampled_at > 1.0 or number == REPORTED_ROUNDS:
             micros = [int(seconds * 1e6) for seconds in (waited, ran, now - sampled_at)]
             sample = dict(zip(("nbytes", "group", "sequence"), micros, strict=True))
             events.append(event(EventKind.SPAN, now, now, name=TAKEN, **sample))
             sampled_at, waited, ran = now, 0.0, 0.0
-    return rounds_of(events, 7, TOLD_ROUNDS)
+    return rounds_of(events, 7, REPORTED_ROUNDS)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -229,31 +229,33 @@ def test_a_slow_link_is_named() -> None:
     assert find_slow_link({(0, 1): 1.0}) is None
 
 
-def looks(*parts: tuple[float, float, bool]) -> list[LinkLook]:
-    """Return looks, a second after another, between which a link carried so many bytes in so many seconds."""
-    found = [LinkLook(0.0, 0, 0.0, is_full=False)]
+def samples(*parts: tuple[float, float, bool]) -> list[LinkSample]:
+    """Return samples, a second after another, between which a link carried so many bytes in so many seconds."""
+    found = [LinkSample(0.0, 0, 0.0, is_full=False)]
     for time, (nbytes, busy, is_full) in enumerate(parts, 1):
-        found = add_look(found, LinkLook(float(time), found[-1].nbytes + int(nbytes), found[-1].busy + busy, is_full))
+        found = add_sample(
+            found, LinkSample(float(time), found[-1].nbytes + int(nbytes), found[-1].busy + busy, is_full)
+        )
     return found
 
 
 def test_the_rate_of_a_link_is_that_of_all_its_busy_time() -> None:
     full, idle, burst = (2.4e6, 1.0, True), (0.0, 0.0, False), (1.2e6, 0.5, False)
-    assert settle_rate(looks()) is None
-    assert settle_rate(looks(idle, idle)) is None
-    assert settle_rate(looks(full)) == (2.4e6, True, 1.0)
-    assert settle_rate(looks(burst, burst)) == (2.4e6, False, 0.5)
-    assert settle_rate(looks(burst, full, burst, idle)) == (2.4e6, False, 0.5), "full once is not enough"
-    assert settle_rate(looks(burst, full, idle, full)) == (2.4e6, True, 0.625)
-    assert settle_rate(looks(full, full, *[burst] * 8)) == (2.4e6, False, 0.5), "those are over"
-    assert settle_rate(looks((1e9, 0.5, True), (1e9, 1.5, True))) == (1e9, True, 1.0)
+    assert settle_rate(samples()) is None
+    assert settle_rate(samples(idle, idle)) is None
+    assert settle_rate(samples(full)) == (2.4e6, True, 1.0)
+    assert settle_rate(samples(burst, burst)) == (2.4e6, False, 0.5)
+    assert settle_rate(samples(burst, full, burst, idle)) == (2.4e6, False, 0.5), "full once is not enough"
+    assert settle_rate(samples(burst, full, idle, full)) == (2.4e6, True, 0.625)
+    assert settle_rate(samples(full, full, *[burst] * 8)) == (2.4e6, False, 0.5), "those are over"
+    assert settle_rate(samples((1e9, 0.5, True), (1e9, 1.5, True))) == (1e9, True, 1.0)
 
 
-def test_looks_too_soon_are_none_and_a_new_lane_begins_anew() -> None:
-    before = looks((1e6, 1.0, True))
-    assert add_look(before, LinkLook(1.1, 9_000_000, 1.1, is_full=True)) == before
-    new = LinkLook(2.0, 5, 0.1, is_full=False)
-    assert add_look(before, new) == [new]
+def test_samples_too_soon_are_none_and_a_new_lane_begins_anew() -> None:
+    before = samples((1e6, 1.0, True))
+    assert add_sample(before, LinkSample(1.1, 9_000_000, 1.1, is_full=True)) == before
+    new = LinkSample(2.0, 5, 0.1, is_full=False)
+    assert add_sample(before, new) == [new]
 
 
 def test_a_rank_whose_link_takes_far_less_than_the_others_is_found() -> None:
@@ -271,7 +273,7 @@ def test_a_rank_whose_link_takes_far_less_than_the_others_is_found() -> None:
     ):
         assert find_slow_sender(usual | {2: other}) is None, why
     two = {0: LinkRate(90e6), 2: LinkRate(2e6, is_full=True, share=1.0)}
-    assert find_slow_sender(two) is None, "who of two is slow cannot be told"
+    assert find_slow_sender(two) is None, "who of two is slow cannot be reported"
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ async def test_merging_images_completes_what_was_under_way() -> None:
         ]
 
 
-async def test_events_that_were_overwritten_between_two_looks_are_counted() -> None:
+async def test_events_that_were_overwritten_between_two_inspections_are_counted() -> None:
     async with local_world(1) as (node,):
         recorder = node.links.recorder
         word = recorder.name("tick")

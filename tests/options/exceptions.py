@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.options.discovery import Option
 
-_FIGURES = "It tells what was measured; users read it, and what they put in it comes out again."
+_FIGURES = "It reports what was measured; users read it, and what they put in it comes out again."
 _MADE = "It is made by the library; users get it ready."
 
 NOT_CONFIGURED: dict[str, str] = {
@@ -56,7 +56,7 @@ NOT_CONFIGURED: dict[str, str] = {
     "asyncpar.Member": "It describes a rank of a world that the launcher or a test has made, and configures nothing.",
     "asyncpar.World": "It describes a world that the launcher or a test has made, and configures nothing.",
     "asyncpar.hybrid.StageLayers": "Models of the user's own fill it in with their layers; all of them are run.",
-    "asyncpar.hybrid.StagePlace": "The coordinator tells models by it what to build.",
+    "asyncpar.hybrid.StagePlace": "The coordinator orders by it what models build.",
     "asyncpar.nn.optimizers.Rule": "It is abstract; the options of rules are those of the rules themselves.",
     "asyncpar.testing.simulation.Fault": "It says what goes wrong; the tests of simulations let each kind happen.",
     "asyncpar.train.Expectation": "The training script compares a run with it; None in it means that nothing is asked.",

@@ -167,7 +167,7 @@ def fill(*, count: int = 6, **settings: Any) -> Any:
 
 
 class Fragile(Actor):
-    """Fails when it is told to, and takes its time to stop."""
+    """Fails on request, and takes its time to stop."""
 
     lives: ClassVar[dict[str, int]] = {}
 

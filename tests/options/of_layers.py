@@ -45,7 +45,7 @@ def initializer(seed: int = 0) -> Initializer:
 
 
 def seen_of(layer: Any, x: Any = X) -> Any:
-    """Return output, gradients and values, as far as they can be told apart, and where parameters are placed."""
+    """Return output, gradients and values, as far as they can be distinguished, and where parameters are placed."""
     y, saved = layer.forward(x)
     layer.backward(saved, np.cos(y))
     parameters = layer.parameters()

@@ -33,7 +33,7 @@ class Forgetful(PowerSgdEncoder):
 
 
 class Hasty(PowerSgdEncoder):
-    """Keeps its state before it is told to."""
+    """Keeps its state before it is ordered to."""
 
     def finish(self, out: Values, *, lost: Values | None = None) -> None:
         super().finish(out, lost=lost)

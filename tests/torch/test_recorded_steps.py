@@ -18,7 +18,7 @@ from asyncpar.core.observe.recorder import current_recorder
 from asyncpar.core.observe.records import EventKind, EventState
 from asyncpar.observe.image import Event, read_image
 from asyncpar.observe.rounds import Cause, Round, rounds_of
-from asyncpar.observe.stragglers import TOLD_ROUNDS, find_straggler
+from asyncpar.observe.stragglers import REPORTED_ROUNDS, find_straggler
 from asyncpar.torch import DistributedDataParallel, GradientHook, gradient_hook
 from tests.torch.models import WIDTH, Block
 from tests.torch.worlds import on_ranks
@@ -85,11 +85,11 @@ def test_each_backward_pass_is_a_step_with_its_buckets(kind: str) -> None:
 def test_a_rank_whose_forward_pass_takes_longer_is_named(kind: str) -> None:
     torch.manual_seed(0)
     model, before = replicas(kind, Slow()), last_ticket()
-    for _ in range(TOLD_ROUNDS + 1):
+    for _ in range(REPORTED_ROUNDS + 1):
         model(torch.ones(2, WIDTH)).sum().backward()
     steps = [event for event in events(before) if event.kind is EventKind.STEP]
     everyone: list[list[Round]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, rounds_of(steps, steps[-1].group, TOLD_ROUNDS))
+    dist.all_gather_object(everyone, rounds_of(steps, steps[-1].group, REPORTED_ROUNDS))
     straggler = find_straggler(dict(enumerate(everyone)))
     assert straggler is not None
     assert (straggler.rank, straggler.cause) == (CULPRIT, Cause.COMPUTE)
@@ -145,7 +145,7 @@ def test_each_step_of_an_optimizer_of_a_sharded_model_is_a_step_but_the_first(ki
         assert one.ended is not None
         assert one.ended <= two.created
     assert steps[-1].group in {world_number(generation) for generation in range(4)}
-    rounds = rounds_of(steps, steps[-1].group, TOLD_ROUNDS)
+    rounds = rounds_of(steps, steps[-1].group, REPORTED_ROUNDS)
     assert len(rounds) == len(steps) - 1
     own = min(one.own for one in rounds)  # what a rank waits for the other is not its own
     assert (own >= 2 * slow.seconds) is (dist.get_rank() == CULPRIT)

@@ -85,7 +85,7 @@ async def train_tuned(node: Node, tuning: TuningConfig, mode: str = "sync") -> t
 
 
 @pytest.mark.parametrize("pin", ["", "1m@ring/256k"])
-async def test_tuned_training_ends_as_one_process_does_and_tells_its_choices(pin: str) -> None:
+async def test_tuned_training_ends_as_one_process_does_and_reports_its_choices(pin: str) -> None:
     async with local_world(3) as nodes:
         ends = await asyncio.gather(*(train_tuned(node, TuningConfig(pin=pin)) for node in nodes))
     expected = last_loss_alone()

@@ -23,7 +23,7 @@ class AskAnswers:
 
     def answer(self, rank: int, inquiry: AskInquiry) -> None:
         """Answer an inquiry of ``rank``."""
-        self._outbound.say(rank, self._find(inquiry))
+        self._outbound.send_message(rank, self._find(inquiry))
 
     def _find(self, inquiry: AskInquiry) -> AskAnswer:
         number, cell = inquiry.number, self._registry.cells.get(inquiry.actor)

@@ -64,7 +64,7 @@ class WaitChase:
         """Return the next inquiry to the rank of the ``culprit``."""
         return AskInquiry(number, self._caller, self._link.call, self._link.actor)
 
-    def hear(self, answer: AskAnswer) -> bool:
+    def receive(self, answer: AskAnswer) -> bool:
         """Handle the answer of the culprit's rank; return whether another culprit's rank is to be asked now."""
         self.where = answer.text
         rank, actor = self.culprit
@@ -115,7 +115,7 @@ class AskWaits:
     ) -> None:
         self.is_ticking = False
         """Whether the age of calls is being inspected."""
-        self.told: dict[int, PendingCall] = {}
+        self.reported: dict[int, PendingCall] = {}
         """By number, the calls whose wait was reported and is not over."""
         self._rank = rank
         self._pending = pending
@@ -123,7 +123,7 @@ class AskWaits:
         self._marks: deque[tuple[float, int]] = deque()
         """Times, with the number of the next call at each."""
         self._next_call = next_call
-        self._looked = 0
+        self._inspected = 0
         """The calls before this one have been inspected."""
         self._timer: asyncio.TimerHandle | None = None
         self._chasing: dict[int, _Chasing] = {}
@@ -133,17 +133,17 @@ class AskWaits:
         after = self._outbound.observer.warn_after
         if after is not None:
             self.is_ticking = True
-            self._looked = call
+            self._inspected = call
             loop = asyncio.get_running_loop()
             self._marks = deque([(loop.time(), call + 1)])
             self._timer = loop.call_later(after / _TICKS, self._tick)
 
     def over(self, pending: PendingCall) -> None:
         """Report the end of a wait that was reported."""
-        if self.told.pop(pending.call, None) is not None:
+        if self.reported.pop(pending.call, None) is not None:
             future = pending.future
             has_failed = future.done() and (future.cancelled() or future.exception() is not None)
-            self._outbound.observer.tell_over(pending, has_failed=has_failed or not future.done())
+            self._outbound.observer.report_over(pending, has_failed=has_failed or not future.done())
 
     def close(self) -> None:
         """Stop inspecting.  Idempotent."""
@@ -163,18 +163,18 @@ class AskWaits:
         since, limit = 0.0, 0
         while self._marks and self._marks[0][0] <= now - after + 1e-6:
             since, limit = self._marks.popleft()
-        if limit > self._looked:
-            self._look(since, range(self._looked, limit))
-            self._looked = limit
+        if limit > self._inspected:
+            self._follow(since, range(self._inspected, limit))
+            self._inspected = limit
         self._marks.append((now, self._next_call()))
-        if any(call >= self._looked for call in self._pending):
+        if any(call >= self._inspected for call in self._pending):
             self._timer = asyncio.get_running_loop().call_later(after / _TICKS, self._tick)
         else:
             self.is_ticking = False
 
-    def _look(self, since: float, calls: range) -> None:
+    def _follow(self, since: float, calls: range) -> None:
         """Follow the ``calls`` that are still pending, which began before ``since``."""
-        known = {(told.ref.rank, told.ref.name) for told in self.told.values()}
+        known = {(each.ref.rank, each.ref.name) for each in self.reported.values()}
         known |= {(each.pending.ref.rank, each.pending.ref.name) for each in self._chasing.values()}
         for call in [call for call in self._pending if call in calls]:
             pending = self._pending[call]
@@ -200,27 +200,27 @@ class AskWaits:
         chasing = self._chasing[call]
         loop = asyncio.get_running_loop()
         chasing.timer = loop.call_later(ANSWER_SECONDS, self._silent, call, chasing.chase.steps)
-        self._outbound.say(chasing.chase.culprit[0], chasing.chase.inquiry(call))
+        self._outbound.send_message(chasing.chase.culprit[0], chasing.chase.inquiry(call))
 
-    def hear(self, rank: int, answer: AskAnswer) -> None:
+    def receive(self, rank: int, answer: AskAnswer) -> None:
         """Handle an answer of ``rank``."""
         chasing = self._chasing.get(answer.number)
         if chasing is None or chasing.chase.culprit[0] != rank:
             return
         if chasing.timer is not None:
             chasing.timer.cancel()
-        if chasing.chase.hear(answer):
+        if chasing.chase.receive(answer):
             self._inquire(answer.number)
         else:
-            self._tell(answer.number)
+            self._report(answer.number)
 
     def _silent(self, call: int, steps: int) -> None:
         chasing = self._chasing.get(call)
         if chasing is not None and chasing.chase.steps == steps:
             chasing.chase.silent(ANSWER_SECONDS)
-            self._tell(call)
+            self._report(call)
 
-    def _tell(self, call: int) -> None:
+    def _report(self, call: int) -> None:
         chasing = self._chasing.pop(call)
         pending, chase = chasing.pending, chasing.chase
         if pending.future.done() or call not in self._pending:
@@ -236,5 +236,5 @@ class AskWaits:
             cycle=describe_cycle(chase.cycle) if chase.cycle else "",
             actor=actor,
         )
-        self.told[call] = pending
-        self._outbound.observer.tell_waiting(pending, notice)
+        self.reported[call] = pending
+        self._outbound.observer.report_waiting(pending, notice)

@@ -84,14 +84,14 @@ class Feed:
         except BaseException as error:  # noqa: BLE001  # user code; the caller raises it
             self._failed(error)
         else:
-            self._channel.say(message.FeedEnd(self._call, self._number))
+            self._channel.send_message(message.FeedEnd(self._call, self._number))
 
     def _failed(self, error: BaseException) -> None:
         if self._is_stopped:
             _LOG.error("closing %s raised", self._what, exc_info=error)
             return
         self.error = error
-        self._channel.say(message.FeedEnd(self._call, self._number, True, *describe_error(error)))
+        self._channel.send_message(message.FeedEnd(self._call, self._number, True, *describe_error(error)))
 
     def _encode(self, item: Any, place: int) -> UnwrittenPayload:
         return self._channel.encode(
@@ -149,7 +149,7 @@ class ServedStreams:
             raise UsageError(f"{what}: is the same stream as another argument")
 
         def grant(amount: int) -> None:
-            self._channel.say(message.FeedCredit(self._call, number, amount))
+            self._channel.send_message(message.FeedCredit(self._call, number, amount))
 
         inlet = self._inlets[number] = Inlet[Any](decoder, what=what, grant=grant, is_shut=True)
         return inlet

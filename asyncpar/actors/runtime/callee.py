@@ -126,7 +126,7 @@ class Callee:
     def return_credit(self, rank: int, actor: str, amount: int) -> None:
         """Notify ``rank`` that messages from it to ``actor`` that cost ``amount`` were taken; 0 sends nothing."""
         if amount:
-            self._outbound.say(rank, message.Credit(actor, amount))
+            self._outbound.send_message(rank, message.Credit(actor, amount))
 
     def taken(self, delivery: Delivery) -> None:
         """Return the credit of a delivery that was taken from the mailbox."""
@@ -142,19 +142,21 @@ class Callee:
             reply = message.Reply(delivery.call, cast(msgspec.Raw, encoder.typed(value, what=what)))
             payload = encoder.prepare(reply, what=what)
         except UsageError as error:
-            self._outbound.say(delivery.sender, describe_unsendable(delivery.call, self._refusal(value, what) or error))
+            self._outbound.send_message(
+                delivery.sender, describe_unsendable(delivery.call, self._refusal(value, what) or error)
+            )
             return
         del value
         try:
             is_inline = may_change or payload.nbytes <= INLINE_COPY_BYTES
             content = payload.write() if is_inline else await off_loop(payload.write, nbytes=payload.nbytes)
         except asyncio.CancelledError:  # the caller gets an answer nevertheless
-            self._outbound.say(
+            self._outbound.send_message(
                 delivery.sender, message.FailureMessage(delivery.call, message.CLOSED, "the node was closed")
             )
             raise
         except MemoryError as error:
-            self._outbound.say(delivery.sender, describe_unsendable(delivery.call, error, what=what))
+            self._outbound.send_message(delivery.sender, describe_unsendable(delivery.call, error, what=what))
             return
         del payload
         self._outbound.send_quietly(delivery.sender, content)
@@ -173,9 +175,11 @@ class Callee:
         if not self._finish(delivery):
             return
         if delivery.streams is not None and delivery.streams.blames_caller(error):
-            self._outbound.say(delivery.sender, message.FailureMessage(delivery.call, message.USAGE, error_text(error)))
+            self._outbound.send_message(
+                delivery.sender, message.FailureMessage(delivery.call, message.USAGE, error_text(error))
+            )
         else:
-            self._outbound.say(delivery.sender, describe_failure(delivery.call, error))
+            self._outbound.send_message(delivery.sender, describe_failure(delivery.call, error))
 
     def open_streams(self, delivery: Delivery) -> None:
         """Make ``delivery.streams``, unless it was told."""
@@ -189,7 +193,7 @@ class Callee:
             letter = DeadLetter(delivery.sender, self._rank, delivery.actor, delivery.endpoint, text)
             self.dead_letters.add(letter)
         elif self._finish(delivery):
-            self._outbound.say(delivery.sender, message.FailureMessage(delivery.call, reason, sendable(text)))
+            self._outbound.send_message(delivery.sender, message.FailureMessage(delivery.call, reason, sendable(text)))
 
     def settle(self, name: str) -> None:
         """Return the outstanding credit to the senders of the actor called ``name``, which has ended."""
@@ -247,6 +251,6 @@ class Callee:
         delivery = self._drop(place, PeerTimeout(f"rank {rank} waits no longer", rank=rank))
         if delivery is not None:
             what = "waited in the mailbox" if delivery.execution is None else "ran"
-            self._outbound.say(
+            self._outbound.send_message(
                 rank, message.FailureMessage(call, message.DEADLINE, f"the deadline passed while it {what}")
             )

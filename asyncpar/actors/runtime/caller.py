@@ -168,15 +168,15 @@ class Caller:
             return await pending.future
         except asyncio.CancelledError:
             if pending.future.done() and not pending.future.cancelled():  # the answer has come, but nothing takes it
-                self._outbound.say(ref.rank, message.Cancel(call))
+                self._outbound.send_message(ref.rank, message.Cancel(call))
             raise
         finally:
             self.end(pending)
 
-    def say_to(self, rank: int, envelope: message.Message) -> None:
+    def send_to(self, rank: int, envelope: message.Message) -> None:
         """Send a message without an answer to a rank that may be lost."""
         if not self._is_closed:
-            self._outbound.say(rank, envelope)
+            self._outbound.send_message(rank, envelope)
 
     def encode(
         self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -243,14 +243,14 @@ class Caller:
         if (outgoing is not None and not outgoing.is_sent) or self._is_closed:
             return
         if outgoing is None or outgoing.sending is None or outgoing.sending.release():
-            self._outbound.say(ref.rank, message.Cancel(pending.call))
+            self._outbound.send_message(ref.rank, message.Cancel(pending.call))
         elif window is not None:
             self.credit(ref.rank, message.Credit(ref.name, outgoing.cost))  # it never left, so it needs no room there
 
     def _forget(self, pending: PendingCall) -> None:
         del self._pending[pending.call]
         self.deadlines.end(pending)
-        if self.waits.told:
+        if self.waits.reported:
             self.waits.over(pending)
         if pending.origin is not None and pending.origin.asks:
             pending.origin.asks.discard(pending.call)

@@ -147,7 +147,7 @@ class Cell(ActorContext):
 
     def notify(self, hook: str, down: Down) -> None:
         """Call the actor's ``hook`` with ``down`` before any waiting message."""
-        self._hear_soon(hook, lambda: getattr(self._executor.actor, hook)(down), down)
+        self._queue_hook(hook, lambda: getattr(self._executor.actor, hook)(down), down)
 
     def stop(self) -> None:
         """Accept no more messages, handle waiting ones, then end."""
@@ -210,7 +210,7 @@ class Cell(ActorContext):
             raise self.ending.stop_error
 
     @property
-    def unheard(self) -> list[Down]:
+    def unreported(self) -> list[Down]:
         """Ends of children that were not delivered to ``on_child_down``."""
         return [down for hook, _, down in self._notices or () if down is not None and hook == "on_child_down"]
 
@@ -247,7 +247,7 @@ class Cell(ActorContext):
         return child.ending.stop_error
 
     def run_soon(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._hear_soon("a hook", work)
+        self._queue_hook("a hook", work)
 
     @property
     def is_ending(self) -> bool:
@@ -356,11 +356,11 @@ class Cell(ActorContext):
         """Return the handling of the next notice or message; None if none waits."""
         if self._notices:
             hook, work, _ = self._notices.popleft()
-            return self._hear(hook, work)
+            return self._run_hook(hook, work)
         delivery = None if self._mailbox is None else self._mailbox.pop()
         return None if delivery is None else self._executor.handle(delivery)
 
-    async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_hook(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a hook of the actor; if it raises, the actor fails."""
         error = await self._executor.attempt(hook, work())
         if error is not None and not self._is_interruption(error):
@@ -415,7 +415,7 @@ class Cell(ActorContext):
             self._refuse_waiting()
         self._wake()
 
-    def _hear_soon(self, hook: str, work: Callable[[], Awaitable[None]], down: Down | None = None) -> None:
+    def _queue_hook(self, hook: str, work: Callable[[], Awaitable[None]], down: Down | None = None) -> None:
         if self._notices is None:
             self._notices = deque()
         self._notices.append((hook, work, down))

@@ -147,7 +147,9 @@ def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float]
             times = []  # outer timeouts may be around one step of this generator
         places = sum(item is generator for item in gc.get_referents(frame))
         if places:
-            known = _references_of_a_look() + places + generator.ag_running  # references of the loop, and of its step
+            known = (
+                _references_of_an_inspection() + places + generator.ag_running
+            )  # references of the loop, and of its step
             if places != _places_of_loop(frame) or _count_references(iterator) != known:
                 return None
             times += _times(_contexts(frame, below=generator))
@@ -163,7 +165,7 @@ def _count_references(iterator: Iteration) -> int:
 
 
 @cache
-def _references_of_a_look() -> int:
+def _references_of_an_inspection() -> int:
     """Return the count for a generator to which only one variable refers."""
     generator = _probed_steps()
     assert isinstance(generator, AsyncGeneratorType)

@@ -98,7 +98,7 @@ class AlarmClock(Generic[K]):
 
 PERIOD: Final = 0.005
 """Seconds after which an ask takes long: it is inspected once when it is one to two periods old."""
-LOOKS: Final = 8
+INSPECTIONS: Final = 8
 """Maximum number of asks inspected in a row, so that inspections take at most 2 % of the time: one takes about 11
 microseconds.
 
@@ -132,7 +132,7 @@ class DeadlineSweeper:
         self._young: dict[int, _Ask] = {}
         self._old: dict[int, _Ask] = {}
         self._found: dict[int, _Ask] = {}
-        self._alarms = AlarmClock[int](self._look_again)
+        self._alarms = AlarmClock[int](self._examine_again)
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -182,7 +182,7 @@ class DeadlineSweeper:
 
     def _sweep(self) -> None:
         self._timer = None
-        for call in list(islice(self._old, LOOKS)):
+        for call in list(islice(self._old, INSPECTIONS)):
             ask = self._found[call] = self._old.pop(call)
             self._examine(call, ask)
         self._old |= self._young
@@ -190,7 +190,7 @@ class DeadlineSweeper:
         if self._old:
             self._timer = asyncio.get_running_loop().call_later(PERIOD, self._sweep)
 
-    def _look_again(self, call: int) -> None:
+    def _examine_again(self, call: int) -> None:
         ask = self._found.get(call)
         if ask is not None:
             self._examine(call, ask)
@@ -240,7 +240,7 @@ class CallDeadlines:
         """Report the deadline of a queued call, which was sent now."""
         held = self._held.pop(outgoing, None) if self._held else None
         if held is not None:
-            self._say(*held)
+            self._send_deadline(*held)
 
     def tighten(self, calls: Iterable[int], deadline: float | None) -> None:
         """Limit ``calls``, which an endpoint waits for, to the ``deadline`` of that endpoint."""
@@ -257,11 +257,11 @@ class CallDeadlines:
         if pending is None or pending.outgoing is None or pending.future.done():
             return
         if pending.outgoing.is_sent:
-            self._say(pending, deadline)
+            self._send_deadline(pending, deadline)
         else:
             self._held[pending.outgoing] = pending, deadline
 
-    def _say(self, pending: PendingCall, deadline: float | None) -> None:
+    def _send_deadline(self, pending: PendingCall, deadline: float | None) -> None:
         now = asyncio.get_running_loop().time()
         seconds = math.inf if deadline is None else max(0.0, deadline - now)
-        self._outbound.say(pending.ref.rank, message.Deadline(pending.call, seconds))
+        self._outbound.send_message(pending.ref.rank, message.Deadline(pending.call, seconds))

@@ -132,7 +132,7 @@ class Lifecycle:
         cell = self._registry.cells.get(watch.actor)
         if cell is None:
             reason = DownReason.CLOSED if self._registry.is_closing else DownReason.MISSING
-            self._outbound.say(rank, message.Downed(watch.watch, reason))
+            self._outbound.send_message(rank, message.Downed(watch.watch, reason))
         else:
             cell.watchers = cell.watchers or set()
             cell.watchers.add((rank, watch.watch))
@@ -180,22 +180,22 @@ class Lifecycle:
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
         for rank, number in list(cell.watchers or ()):  # a listener may add or remove watches
             self._watched.pop((rank, number), None)
-            self._outbound.say(rank, message.Downed(number, cell.ending.reason, *details))
-        self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))
-        self._log_unheard(cell)
+            self._outbound.send_message(rank, message.Downed(number, cell.ending.reason, *details))
+        self._notify_owner(cell, message.Downed(0, cell.ending.reason, *details))
+        self._log_unreported(cell)
 
-    def _log_unheard(self, cell: Cell) -> None:
-        """Log errors that are reported to no one else: unheard failures of children, and the error of ``on_stop``."""
-        for down in cell.unheard:
+    def _log_unreported(self, cell: Cell) -> None:
+        """Log errors of which nobody else is notified: pending failures of children, and the error of ``on_stop``."""
+        for down in cell.unreported:
             if down.error is not None:
-                text = "rank %d: actor %r failed, and %r ended before it heard of that"
+                text = "rank %d: actor %r failed, and %r ended before it was notified"
                 _LOG.error(text, cell.ref.rank, down.ref.name, cell.ref, exc_info=down.error)
         if cell.ending.stop_error is not None and not cell.listeners:
             text = "rank %d: on_stop of actor %r raised"
             begin_in_user_code(cell.ending.stop_error)
             _LOG.error(text, cell.ref.rank, cell.name, exc_info=cell.ending.stop_error)
 
-    def _tell_owner(self, cell: Cell, downed: message.Downed) -> None:
+    def _notify_owner(self, cell: Cell, downed: message.Downed) -> None:
         """Notify the owner of an end that it did not cause; without an owner, log the failure."""
         owner = cell.owner
         if owner is not None:
@@ -295,7 +295,7 @@ class Requests:
             raise ProtocolError(f"actor message: rank {sender} sent request {call} twice")
         if self._is_closed:
             work.close()
-            self._outbound.say(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
+            self._outbound.send_message(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
             return
         task = self._tasks.create_task(self._answer(sender, call, work))
         self._serving[place] = task
@@ -311,15 +311,15 @@ class Requests:
         try:
             value = await work
         except UsageError as error:
-            self._outbound.say(sender, message.FailureMessage(call, message.USAGE, error_text(error)))
+            self._outbound.send_message(sender, message.FailureMessage(call, message.USAGE, error_text(error)))
         except asyncio.CancelledError:
             work.close()
             if self._is_closed:
-                self._outbound.say(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
+                self._outbound.send_message(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
         except ENDS_PROGRAM:
             raise
         except BaseException as error:  # noqa: BLE001  # user code; the caller gets the error
-            self._outbound.say(sender, describe_failure(call, error))
+            self._outbound.send_message(sender, describe_failure(call, error))
         else:
             encoder = PayloadEncoder(limit=MAX_MESSAGE_BYTES)
             reply = message.Reply(call, encoder.part(value, what="the answer"))

@@ -41,7 +41,7 @@ class Outbound:
             return None
         sending = self._links.link(rank).send_message(payload)
         if sending is not None:
-            sending.done.add_done_callback(_look_at)
+            sending.done.add_done_callback(_retrieve_outcome)
         return sending
 
     def send_quietly(self, rank: int, payload: Payload) -> Sending | None:
@@ -51,12 +51,12 @@ class Outbound:
         except PeerLost:
             return None  # the loss listener ends the waits for that rank
 
-    def say(self, rank: int, envelope: message.Message) -> None:
+    def send_message(self, rank: int, envelope: message.Message) -> None:
         """Send a small message to a rank that may be lost."""
         self.send_quietly(rank, PayloadEncoder().finish(envelope, what="actor message"))
 
 
-def _look_at(done: asyncio.Future[None]) -> None:
+def _retrieve_outcome(done: asyncio.Future[None]) -> None:
     """Retrieve the outcome of a send; if the peer was lost, the loss listener ends its calls."""
     if not done.cancelled():
         done.exception()
@@ -72,9 +72,9 @@ class ReplyChannel:
         self._outbound = outbound
         self._extension = extension
 
-    def say(self, envelope: message.Message) -> None:
+    def send_message(self, envelope: message.Message) -> None:
         """Send a small message."""
-        self._outbound.say(self.rank, envelope)
+        self._outbound.send_message(self.rank, envelope)
 
     def send(self, payload: memoryview) -> None:
         """Send an encoded and written payload."""

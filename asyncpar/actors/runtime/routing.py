@@ -79,7 +79,7 @@ class MessageRouter:
             message.FeedCredit: lambda rank, credit, _: streams.credit(rank, credit),
             message.Abandon: lambda _, abandon, __: lifecycle.groups.abandon(abandon),
             message.AskInquiry: lambda rank, inquiry, _: answers.answer(rank, inquiry),
-            message.AskAnswer: lambda rank, answer, _: caller.waits.hear(rank, answer),
+            message.AskAnswer: lambda rank, answer, _: caller.waits.receive(rank, answer),
             message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
         }
 

@@ -102,7 +102,7 @@ class StreamCaller:
 
     def _inlet(self, pending: PendingCall, item: PayloadDecoder[Any]) -> Inlet[Any]:
         def grant(amount: int) -> None:
-            self._outbound.say(pending.ref.rank, message.YieldCredit(pending.call, amount))
+            self._outbound.send_message(pending.ref.rank, message.YieldCredit(pending.call, amount))
 
         inlet = Inlet[Any](item, what=pending.title, grant=grant)
         pending.future.add_done_callback(partial(_end, inlet))

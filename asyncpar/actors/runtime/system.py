@@ -209,14 +209,14 @@ class ActorSystem(Messenger):
             check_actor_class(actor_class)
         return self._reference(name, self.rank if rank is None else rank, actor_class)
 
-    def watch(self, ref: ActorRef[Any] | Actor, hear: Callable[[Down], None] | None = None) -> Watch:
+    def watch(self, ref: ActorRef[Any] | Actor, on_down: Callable[[Down], None] | None = None) -> Watch:
         """Watch an actor: awaiting the returned watch gives exactly one ``Down``, whatever happens.
 
-        ``hear`` is called with it, on this loop.
+        ``on_down`` is called with it, on this loop.
         """
         reference = as_reference(ref)
         self._check_here("watch")
-        return self._watches.begin(reference, hear)
+        return self._watches.begin(reference, on_down)
 
     async def stop(self, ref: ActorRef[Any] | Actor) -> None:
         """Stop an actor, here or elsewhere: messages in its mailbox are handled, later ones are refused.
@@ -235,11 +235,11 @@ class ActorSystem(Messenger):
 
     def abandon(self, rank: int, abandon: message.Abandon) -> None:
         """Notify ``rank`` that a call of a mesh has failed."""
-        self._caller.say_to(rank, abandon)
+        self._caller.send_to(rank, abandon)
 
     def stop_soon(self, ref: ActorRef[Any]) -> None:
         """Stop an actor, here or elsewhere, without waiting for its end; do nothing if it has already ended."""
-        self._caller.say_to(ref.rank, message.EndMessage(self._caller.new_call(), ref.name, is_kill=False))
+        self._caller.send_to(ref.rank, message.EndMessage(self._caller.new_call(), ref.name, is_kill=False))
 
     async def _end(self, ref: ActorRef[Any], *, is_kill: bool) -> None:
         verb = "kill" if is_kill else "stop"

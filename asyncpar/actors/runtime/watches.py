@@ -58,7 +58,7 @@ class Watch:
 class _Watching(msgspec.Struct):
     ref: ActorRef[Any]
     watch: Watch
-    hear: Callable[[Down], None] | None
+    on_down: Callable[[Down], None] | None
     among: dict[Watch, None] | None
 
 
@@ -77,13 +77,13 @@ class Watches:
         return len(self._watching)
 
     def begin(
-        self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None, among: dict[Watch, None] | None = None
+        self, ref: ActorRef[Any], on_down: Callable[[Down], None] | None = None, among: dict[Watch, None] | None = None
     ) -> Watch:
-        """Watch ``ref``; ``hear`` is called with the ``Down``.  Until it ends, the watch is in ``among``."""
+        """Watch ``ref``; ``on_down`` is called with the ``Down``.  Until it ends, the watch is in ``among``."""
         number = self._next
         self._next += 1
         watch = Watch(lambda: self._cancel(number))
-        watching = _Watching(ref, watch, hear, among)
+        watching = _Watching(ref, watch, on_down, among)
         if self._closed is not None:
             _end(watching, Down(ref, DownReason.CLOSED, self._closed))
             return watch
@@ -94,7 +94,7 @@ class Watches:
         self._watching[number] = watching
         if among is not None:
             among[watch] = None
-        self._outbound.say(ref.rank, message.WatchMessage(number, ref.name))
+        self._outbound.send_message(ref.rank, message.WatchMessage(number, ref.name))
         return watch
 
     def downed(self, rank: int, downed: message.Downed) -> None:
@@ -128,7 +128,7 @@ class Watches:
         watching = self._watching.pop(number, None)
         if watching is not None:
             _leave(watching)
-            self._outbound.say(watching.ref.rank, message.Unwatch(number))
+            self._outbound.send_message(watching.ref.rank, message.Unwatch(number))
 
 
 def _leave(watching: _Watching) -> None:
@@ -139,8 +139,8 @@ def _leave(watching: _Watching) -> None:
 def _end(watching: _Watching, down: Down) -> None:
     _leave(watching)
     watching.watch.end(down)
-    if watching.hear is not None:
-        watching.hear(down)
+    if watching.on_down is not None:
+        watching.on_down(down)
 
 
 def decode_down(ref: ActorRef[Any], downed: message.Downed) -> Down:

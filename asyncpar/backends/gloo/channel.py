@@ -186,9 +186,9 @@ class GlooChannel(MessageChannel):
                 for work in works:
                     work.wait()
             except RuntimeError as error:
-                self._tell(self.break_off, _first_line(error))
+                self._notify(self.break_off, _first_line(error))
                 return
-            if not self._tell(self._has_left):
+            if not self._notify(self._has_left):
                 return
 
     def _receive_all(self) -> None:
@@ -204,10 +204,10 @@ class GlooChannel(MessageChannel):
                 work.wait()
                 message = self._receive_rest(opening)
             except RuntimeError as error:
-                self._tell(self.break_off, _first_line(error))
+                self._notify(self.break_off, _first_line(error))
                 return
             length = len(message)
-            if not self._tell(self._has_come, message):
+            if not self._notify(self._has_come, message):
                 return
 
     def _receive_rest(self, opening: memoryview) -> bytearray:
@@ -221,7 +221,7 @@ class GlooChannel(MessageChannel):
             self._pipe.receive(memoryview(message)[_FIRST_BYTES:], is_rest=True).wait()
         return message
 
-    def _tell(self, what: Callable[..., None], *args: Any) -> bool:
+    def _notify(self, what: Callable[..., None], *args: Any) -> bool:
         """Call ``what`` on the loop; return False if that is closed."""
         try:
             self._loop.call_soon_threadsafe(what, *args)

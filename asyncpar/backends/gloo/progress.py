@@ -18,7 +18,7 @@ from asyncpar.backends.gloo.channel import GlooChannel
 from asyncpar.backends.message_lane import ProgressEngine
 
 CLOSE_SECONDS = 1.0
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 _NEVER_SENT = 2
 """Tag of messages that do not exist; 0 and 1 are openings and rests."""
 
@@ -70,7 +70,7 @@ class GlooProgress(ProgressEngine):
             channel.stop()
         deadline = self._loop.time() + CLOSE_SECONDS
         while not self._is_through() and self._loop.time() < deadline:  # noqa: ASYNC110  # threads see to it
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         await self._loop.run_in_executor(None, self._end_threads, self._is_through())
 
     def _end_threads(self, is_through: bool) -> None:

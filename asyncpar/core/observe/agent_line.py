@@ -152,9 +152,9 @@ class AgentLine:
             elif "condition" in fields:
                 self.on_condition(fields["rank"], fields["condition"])
             else:
-                self._hear(Loss(**fields))
+                self._receive(Loss(**fields))
 
-    def _hear(self, loss: Loss) -> None:
+    def _receive(self, loss: Loss) -> None:
         if self._take is not None:
             self._take(loss.rank, loss.how)
             return

@@ -1,12 +1,12 @@
 """Detection of code that blocks an event loop, with a report of its stack while it does.
 
-Theory of operation.  A daemon thread examines the loop's thread every ``LOOK_SECONDS``, or less often if stalls are
-only reported to others that wait for this rank (see ``LoopWatch.start_quietly``).  A loop that sleeps in its selector,
-or runs only its own code, is not disturbed: examining it costs microseconds and wakes no thread.  If other code runs,
-the thread schedules a callback on the loop, which runs after everything that is ready now.  Until then the thread
-compares task and outermost frame, to see whether the same step still runs: an overloaded loop is late, but not blocked.
-A step that lasts longer than allowed is reported with the stack of the loop's thread.  So a stall is reported at most
-``LOOK_SECONDS`` after it has become too long, and shorter ones are never reported.
+Theory of operation.  A daemon thread examines the loop's thread every ``INSPECTION_SECONDS``, or less often if stalls
+are only reported to others that wait for this rank (see ``LoopWatch.start_quietly``).  A loop that sleeps in its
+selector, or runs only its own code, is not disturbed: examining it costs microseconds and wakes no thread.  If other
+code runs, the thread schedules a callback on the loop, which runs after everything that is ready now.  Until then the
+thread compares task and outermost frame, to see whether the same step still runs: an overloaded loop is late, but not
+blocked.  A step that lasts longer than allowed is reported with the stack of the loop's thread.  So a stall is reported
+at most ``INSPECTION_SECONDS`` after it has become too long, and shorter ones are never reported.
 
 A callback that is itself compiled code (``loop.call_soon(time.sleep, 1)`` on uvloop) cannot be distinguished from
 sleeping.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import selectors
 import sys
 import threading
@@ -28,6 +29,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from asyncpar.core.observe.recorder import NO_TICKET, Recorder
+from asyncpar.core.observe.records import EventKind
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.core.observe.whereabouts import user_place
 from asyncpar.errors import UsageError
@@ -35,12 +38,12 @@ from asyncpar.errors import UsageError
 BLOCKED_AFTER: Final = 0.1
 """Seconds for which code may block the loop before that is reported."""
 
-LOOK_SECONDS: Final = 0.05
+INSPECTION_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.01
 LONG_SECONDS: Final = 1.0
 """Seconds after which a stall is reported to ranks that wait for this one."""
 
-_QUIET_LOOK_SECONDS: Final = 0.25
+_QUIET_INSPECTION_SECONDS: Final = 0.25
 _LONGEST: Final = 3600.0
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 _LOG: Final = logging.getLogger("asyncpar.runtime")
@@ -163,7 +166,9 @@ class LoopWatch:
     # -- in the watching thread --------------------------------------------------------------------------------------
 
     def _watch(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> None:
-        while not self._news.wait(LOOK_SECONDS if self._limit == self._blocked_after else _QUIET_LOOK_SECONDS):
+        while not self._news.wait(
+            INSPECTION_SECONDS if self._limit == self._blocked_after else _QUIET_INSPECTION_SECONDS
+        ):
             if sleeper.is_awake() and not self._ask(loop, sleeper):
                 return
 
@@ -197,11 +202,11 @@ class LoopWatch:
     def _report(self, since: float, sleeper: Sleeper) -> None:
         """Report a stall, wait for its end, and report that."""
         is_logged = self._is_logged
-        what, stack = self._look_at(sleeper)
+        what, stack = self._inspect(sleeper)
         seconds = sleeper.time() - since
         if self._news.is_set():
             return  # the loop resumed meanwhile: the stack is not that of the stall
-        self._tell(
+        self._notify(
             Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=False), is_logged=is_logged
         )
         if not self._news.wait(max(0.0, LONG_SECONDS - seconds)):
@@ -209,15 +214,17 @@ class LoopWatch:
             self._news.wait()
             self._on_long("")
         seconds = sleeper.time() - since
-        self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=True), is_logged=is_logged)
+        self._notify(
+            Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=True), is_logged=is_logged
+        )
 
-    def _look_at(self, sleeper: Sleeper) -> tuple[str, str]:
+    def _inspect(self, sleeper: Sleeper) -> tuple[str, str]:
         try:
             return sleeper.show(self._describe)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a moving stack may raise: report the stall
             return "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
 
-    def _tell(self, blocked: Blocked, *, is_logged: bool) -> None:
+    def _notify(self, blocked: Blocked, *, is_logged: bool) -> None:
         if is_logged:
             _LOG.warning("%s", blocked)
         for callback in list(self._subscribers):
@@ -306,3 +313,30 @@ def format_frames(frames: list[FrameType]) -> str:
     """Format the stack ``frames``, innermost first.  Frames of other threads may have no line."""
     lines = [(frame, frame.f_lineno or frame.f_code.co_firstlineno) for frame in reversed(frames)]
     return "".join(traceback.StackSummary.extract(lines).format()).rstrip()
+
+
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class BlockedEvents:
+    """Writes the reports of a loop watch (``record``) to ``recorder``."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._ticket = NO_TICKET
+
+    def record(self, blocked: Blocked) -> None:
+        """Begin an event when the loop is blocked, and end it when the loop resumes.  Called in the watching thread.
+
+        Its ``sequence`` is the time in microseconds for which the loop had been blocked when that was detected.
+        """
+        if blocked.is_over:
+            self._recorder.end(self._ticket)
+            return
+        frames = _FRAME.findall(blocked.stack)
+        site = 0
+        if frames:
+            file, line, function = frames[-1]
+            site = self._recorder.place(file, int(line), function)
+        word = self._recorder.name("blocked loop", {"by": blocked.what})
+        self._ticket = self._recorder.begin(EventKind.BLOCKED, word, sequence=round(blocked.seconds * 1e6), site=site)

@@ -39,7 +39,7 @@ def parse_wait_warning(text: str | None) -> float | None:
     return seconds
 
 
-MOST_TOLD: Final = 8
+MOST_REPORTED: Final = 8
 """Most operations that are reported at the same time; thousands may wait for the same rank."""
 
 
@@ -61,13 +61,13 @@ class RankObserver:
     @property
     def is_crowded(self) -> bool:
         """Whether so many operations have been reported that more would add nothing."""
-        return len(self._waiting) >= MOST_TOLD
+        return len(self._waiting) >= MOST_REPORTED
 
-    def told(self, operation: object) -> WaitNotice | None:
+    def notice_of(self, operation: object) -> WaitNotice | None:
         """Return the report on an ``operation`` that is not over; None if there was none.  From any thread."""
         return self._waiting.get(operation)
 
-    def tell_waiting(self, operation: object, notice: WaitNotice) -> None:
+    def report_waiting(self, operation: object, notice: WaitNotice) -> None:
         """Report, once, that ``operation`` has waited for long.
 
         The agent's launcher reports what all ranks wait for; without an agent it is a warning.
@@ -76,7 +76,7 @@ class RankObserver:
         self._log(f"{notice}")
         self._report()
 
-    def tell_over(self, operation: object, *, has_failed: bool) -> None:
+    def report_over(self, operation: object, *, has_failed: bool) -> None:
         """Report that ``operation``, which has waited for long, is over; if it ``has_failed``, its error says more."""
         notice = self._waiting.pop(operation, None)
         if notice is not None:
@@ -85,21 +85,21 @@ class RankObserver:
             self._report(has_failed=has_failed)
 
     @contextmanager
-    def telling(self, look: Callable[[float], WaitNotice]) -> Iterator[None]:
-        """Report if the block takes long; ``look`` is called with the seconds, and returns the report."""
+    def reporting(self, inspect: Callable[[float], WaitNotice]) -> Iterator[None]:
+        """Report if the block takes long; ``inspect`` is called with the seconds, and returns the report."""
         if self.warn_after is None:
             yield
             return
         operation, seconds = object(), self.warn_after
-        timer = asyncio.get_running_loop().call_later(seconds, lambda: self.tell_waiting(operation, look(seconds)))
+        timer = asyncio.get_running_loop().call_later(seconds, lambda: self.report_waiting(operation, inspect(seconds)))
         try:
             yield
         except BaseException:
-            self.tell_over(operation, has_failed=True)
+            self.report_over(operation, has_failed=True)
             raise
         finally:
             timer.cancel()
-            self.tell_over(operation, has_failed=False)
+            self.report_over(operation, has_failed=False)
 
     def _log(self, text: str) -> None:
         level = logging.INFO if self.reporter.is_connected else logging.WARNING
@@ -115,7 +115,7 @@ class RankObserver:
         )
         self.reporter.waiting(first, has_failed=has_failed)
 
-    def hear_condition(self, rank: int, how: str) -> None:
+    def record_condition(self, rank: int, how: str) -> None:
         """Record an agent's report on ``rank``; "": it runs."""
         if how:
             self.conditions[rank] = how

@@ -158,8 +158,8 @@ def _sum_up(root: int | None, actor: str, ranks: Sequence[int], notices: Mapping
     """Return the sentence about ``ranks``, which all ultimately wait for ``root``, or for an ``actor`` there."""
     if cycle := next((notices[rank].cycle for rank in ranks if notices[rank].cycle), ""):
         return cycle
-    told = (notices[rank] for rank in ranks)
-    notice = next((each for each in told if (each.culprit, each.actor) == (root, actor)), notices[ranks[0]])
+    reported = (notices[rank] for rank in ranks)
+    notice = next((each for each in reported if (each.culprit, each.actor) == (root, actor)), notices[ranks[0]])
     at = f" at {notice.site}" if notice.site else ""
     how_long = f"{notice.operation}{at} has waited {spell_seconds(notice.seconds)}"
     circle = [] if root is None or actor else _find_circle(root, notices)

@@ -302,13 +302,13 @@ class FlightPage {
     try {
       const answer = await ask("flight");
       if (!answer.ok) throw new TypeError(await answer.text());
-      const told = await answer.json(), at = new Date().toLocaleTimeString([], { hour12: false });
-      this.events = told.events;
-      this.note.textContent = `${told.ranks} ${told.ranks === 1 ? "rank" : "ranks"}, ${at}`;
-      this.found.replaceChildren(...told.findings.map(one => h("li", {}, h("b", {}, `rank ${ranks(one.ranks)}: ${one.cause}. `), one.text)),
-        ...(told.findings.length ? [] : (told.known || []).map(text => h("li", {}, text))),
-        ...(told.findings.length || (told.known || []).length ? [] : [h("li", { class: "quiet" }, "Nothing holds up the job, as far as its ranks can tell.")]),
-        ...told.problems.map(text => h("li", { class: "quiet" }, `not read: ${text}`)));
+      const report = await answer.json(), at = new Date().toLocaleTimeString([], { hour12: false });
+      this.events = report.events;
+      this.note.textContent = `${report.ranks} ${report.ranks === 1 ? "rank" : "ranks"}, ${at}`;
+      this.found.replaceChildren(...report.findings.map(one => h("li", {}, h("b", {}, `rank ${ranks(one.ranks)}: ${one.cause}. `), one.text)),
+        ...(report.findings.length ? [] : (report.known || []).map(text => h("li", {}, text))),
+        ...(report.findings.length || (report.known || []).length ? [] : [h("li", { class: "quiet" }, "Nothing holds up the job, as far as its ranks can tell.")]),
+        ...report.problems.map(text => h("li", { class: "quiet" }, `not read: ${text}`)));
       this.fill();
     } catch (error) {
       if (!(error instanceof TypeError)) throw error;
@@ -387,7 +387,7 @@ class MemoryPage {
       h("span", {}, `rank ${row.rank}`),
       h("div", { class: "track" }, h("i", { style: { width: `${100 * row.rss / most}%`, background: "var(--s3)" } }), h("i", { style: { width: `${100 * (row.arena || 0) / most}%`, background: "var(--s2)" } })),
       h("span", { class: "num" }, bytes(row.rss)), h("span", { class: "quiet num" }, row.arena ? `+ ${bytes(row.arena)}` : ""),
-    ]) : [empty("No figures yet", "Ranks tell their memory once they have joined a world.")]));
+    ]) : [empty("No figures yet", "Ranks report their memory once they have joined a world.")]));
   }
 }
 
@@ -421,7 +421,7 @@ class LogsPage {
       const found = answer.ok ? await answer.json() : null;
       if (found && wanted === this.wanted) { this.read = found; this.fill(); }
     } catch (error) {
-      if (!(error instanceof TypeError)) throw error; // no connection: the stream tells
+      if (!(error instanceof TypeError)) throw error; // no connection: the stream reports it
     } finally {
       this.reading = false;
     }
@@ -434,13 +434,13 @@ class LogsPage {
   }
   fill() {
     this.shown = lines.length ? lines[lines.length - 1].n : 0;
-    const words = this.words(), told = this.read || lines;
+    const words = this.words(), known = this.read || lines;
     this.note.textContent = this.read ? "the last lines of these ranks" : inside ? "the last lines" : "the last lines of all ranks; r3 has more of rank 3";
     const wanted = words.filter(word => /^r\d+$/.test(word)).map(word => +word.slice(1)), texts = words.filter(word => !/^r\d+$/.test(word));
-    const found = told.filter(line => (!wanted.length || wanted.includes(line.rank)) && texts.every(word => line.text.toLowerCase().includes(word)));
+    const found = known.filter(line => (!wanted.length || wanted.includes(line.rank)) && texts.every(word => line.text.toLowerCase().includes(word)));
     const atEnd = this.log.scrollTop + this.log.clientHeight >= this.log.scrollHeight - 30;
     const width = Math.max(1, ...found.map(line => String(line.rank).length));
-    this.log.replaceChildren(...(found.length ? found.map(line => h("div", { class: line.error ? "err" : "" }, h("span", { class: "from" }, line.rank === null ? "" : `${String(line.rank).padStart(width)}  `), line.text)) : [empty(told.length ? "No line fits" : "No output yet", told.length ? "Clear the filter to see all." : "What ranks print appears here.")]));
+    this.log.replaceChildren(...(found.length ? found.map(line => h("div", { class: line.error ? "err" : "" }, h("span", { class: "from" }, line.rank === null ? "" : `${String(line.rank).padStart(width)}  `), line.text)) : [empty(known.length ? "No line fits" : "No output yet", known.length ? "Clear the filter to see all." : "What ranks print appears here.")]));
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 }
@@ -492,7 +492,7 @@ function drawState() {
   notice.hidden = !kind;
   if (notice.dataset.kind === kind) return;
   notice.dataset.kind = kind;
-  notice.replaceChildren(...(kind === "lost" ? [h("div", {}, h("b", {}, "The launcher does not answer. "), "It has ended, or the connection to it is cut. What you see is the last it told; this page goes on asking.")]
+  notice.replaceChildren(...(kind === "lost" ? [h("div", {}, h("b", {}, "The launcher does not answer. "), "It has ended, or the connection to it is cut. What you see is its last report; this page goes on asking.")]
     : kind === "refused" ? [h("div", {}, h("b", {}, "This page needs the job's token. "), "Open the address that `asyncpar launch --dashboard` has printed, or enter the token here.",
       h("form", { onsubmit: event => { event.preventDefault(); token = event.target.elements[0].value.trim(); listen(); } }, h("input", { type: "password", "aria-label": "Token", size: "40", autocomplete: "off" }), h("button", { class: "button" }, "Open")))] : []));
 }
@@ -519,7 +519,7 @@ async function fetchLines() {
     lines.ended = state === "ended";
     if (fresh.length && page === "logs") made.logs.draw();
   } catch (error) {
-    if (!(error instanceof TypeError)) throw error; // no connection: the stream tells
+    if (!(error instanceof TypeError)) throw error; // no connection: the stream reports it
   } finally {
     fetching = false;
   }

@@ -289,7 +289,7 @@ class RestartedRanks:
         """Arrive again as another member, unless the host leaves: there is no place for this one."""
         self._member = None
         self._arrive_at = now + 1.0
-        how = "waits" if self._world is None else "was held for lost"
+        how = "waits" if self._world is None else "was declared lost"
         said: list[SlotCommand] = [SayLine(f"this host {how}: {why}")] if why else []
         if self._world is None or not self._world.running:
             self._world = None

@@ -86,7 +86,7 @@ async def join_world(
             whom = "the other ranks" if is_there else "the rendezvous, which cannot be reached"
             return WaitNotice(operation=f"{JOINING} at {rendezvous}", seconds=seconds, where=whom)
 
-        with observer.telling(look):
+        with observer.reporting(look):
             return await _ask_for_world(
                 channel, rendezvous, request, lambda: check_tls(rendezvous, credentials, served_by)
             )

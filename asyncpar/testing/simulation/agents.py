@@ -46,7 +46,7 @@ RankMain = Callable[[SimulatedProcess, PipeWorlds], Coroutine[Any, Any, bool]]
 
 NOTICE_SECONDS: Final = 0.02
 """The most seconds until a host notices the end of a process."""
-LOOK_SECONDS: Final = 0.1
+INSPECTION_SECONDS: Final = 0.1
 """The most seconds until a host notices that a process is stopped."""
 AGAIN_SECONDS: Final = 1.0
 """Seconds until an agent that the others have gone on without joins again."""
@@ -114,7 +114,7 @@ class SimulatedSlots:
             agents.dice,
             member=order.member,
             to_agent=self._to_agent,
-            said=lambda message: self._feed(RankSaid(order.member, message)),
+            received=lambda message: self._feed(RankSaid(order.member, message)),
         )
         self._running[order.slot] = _RunningRank(order.member, process, pipe)
         self._settled.clear()
@@ -156,7 +156,7 @@ class SimulatedSlots:
         )
         self._feed(RankGone(slot, end))
 
-    def look(self, process: SimulatedProcess) -> None:
+    def inspect(self, process: SimulatedProcess) -> None:
         """Report that a process is stopped, or goes on; runs in the agent's process."""
         for slot, running in list(self._running.items()):
             if running.process is process and not process.is_dead:
@@ -254,7 +254,7 @@ class SimulatedAgents:
         A leader that a host does not reach stays the leader as long as a quorum reaches it.
         """
         others = (other for other in range(self.cluster.size + self.cluster.helpers) if other != node)
-        return self.end is not None and any(self.cluster.network.is_unheard(node, other) for other in others)
+        return self.end is not None and any(self.cluster.network.is_cut_off(node, other) for other in others)
 
     async def _live(self, process: SimulatedProcess) -> None:
         """Run the agent, which joins again whenever the others have gone on without it."""
@@ -267,7 +267,7 @@ class SimulatedAgents:
             try:
                 join = await self._take_part(process, f"h{node}", join) or join
             except AsyncparError as error:
-                self.cluster.say(node, f"ends: {error}")
+                self.cluster.print(node, f"ends: {error}")
                 self._awaited.add(node)
                 loop = self.cluster.loop
                 loop.schedule(loop.outside, loop.now + AGAIN_SECONDS, self.start, node)
@@ -315,7 +315,7 @@ class SimulatedAgents:
             rendezvous=quiet,
             display=quiet,
             reaper=quiet,
-            on_say=lambda text: self.cluster.say(node, text),
+            on_say=lambda text: self.cluster.print(node, text),
             processes=self._slots_of(process),
         )
         self._hosts[process] = agent
@@ -374,5 +374,5 @@ class SimulatedAgents:
         slots = self._slots.get(process)
         if slots is not None:
             patience = STOPPED_PATIENCE if process.health is Health.PAUSED else 0.0
-            when = self.cluster.loop.now + patience + self.cluster.dice.random() * LOOK_SECONDS
-            self.cluster.loop.schedule(slots.agent, when, slots.look, process)
+            when = self.cluster.loop.now + patience + self.cluster.dice.random() * INSPECTION_SECONDS
+            self.cluster.loop.schedule(slots.agent, when, slots.inspect, process)

@@ -91,13 +91,13 @@ class SimulatedCluster:
         found = (self.living(node, role) for role in (AGENT, ""))
         return [process for process in found if process is not None]
 
-    def kill(self, process: SimulatedProcess, *, is_told: bool = True) -> None:
-        """End ``process`` at once; it runs nothing more.  ``is_told``: its machine resets its connections."""
+    def kill(self, process: SimulatedProcess, *, notifies_peers: bool = True) -> None:
+        """End ``process`` at once; it runs nothing more.  If it ``notifies_peers``, its machine resets connections."""
         if not process.is_dead:
             self.loop.kill(process)
-            self.network.bury(process, is_told=is_told)
+            self.network.bury(process, notifies_peers=notifies_peers)
 
-    def say(self, node: int, text: str) -> None:
+    def print(self, node: int, text: str) -> None:
         """Record the output of a process of ``node`` in the trace."""
         self._trace.event(self.loop.now, text.encode(), lambda: f"node {node} prints: {text}")
 
@@ -135,10 +135,10 @@ class SimulatedCluster:
                     self.network.silence(fault.node, fault.peer)
 
     def _kill(self, fault: Fault) -> None:
-        self._end(self.living(fault.node), is_told=True)
+        self._end(self.living(fault.node), notifies_peers=True)
 
     def _kill_agent(self, fault: Fault) -> None:
-        self._end(self.living(fault.node, AGENT), is_told=True)
+        self._end(self.living(fault.node, AGENT), notifies_peers=True)
 
     def _leave(self, fault: Fault) -> None:
         self.on_leave(fault.node)
@@ -146,7 +146,7 @@ class SimulatedCluster:
     def _crash(self, fault: Fault) -> Callable[[], None]:
         node = fault.node
         for process in self._all_living(node):
-            self._end(process, is_told=False)
+            self._end(process, notifies_peers=False)
         self.network.take_down(node, self._others(node))
         self.disks[node].lose_unsynced()
 
@@ -158,7 +158,7 @@ class SimulatedCluster:
 
     def _restart(self, fault: Fault) -> None:
         for process in self._all_living(fault.node):
-            self._end(process, is_told=True)
+            self._end(process, notifies_peers=True)
         self.network.put_up(fault.node)
         self.on_restart(fault.node)
 
@@ -257,9 +257,9 @@ class SimulatedCluster:
 
         return heal
 
-    def _end(self, process: SimulatedProcess | None, *, is_told: bool) -> None:
+    def _end(self, process: SimulatedProcess | None, *, notifies_peers: bool) -> None:
         if process is not None and not process.is_dead:
-            self.kill(process, is_told=is_told)
+            self.kill(process, notifies_peers=notifies_peers)
             self.on_death(process)
 
     def _others(self, node: int) -> list[int]:

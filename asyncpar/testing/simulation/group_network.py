@@ -55,7 +55,7 @@ class GroupEnd:
         if not self.lost.done():
             self.lost.set_result(cause)
 
-    def say_reset(self) -> None:
+    def send_reset(self) -> None:
         """See ``ConnectionEnd``."""
         other = self.other
         if other is not None and self._network.lanes.get(other, 0) is None:
@@ -133,7 +133,7 @@ class SimulatedPeer:
                 self._network.close_pipe(self._pipe)
             self._pipe = None
             own.reset("closed")
-            own.say_reset()
+            own.send_reset()
 
 
 class SimulatedGroupNetwork:

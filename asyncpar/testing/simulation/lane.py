@@ -117,7 +117,7 @@ class SimLane(Lane):
 
     def abort(self, error: PeerLost) -> None:
         if self._is_open:
-            self._say_end(_CLOSED)
+            self._send_end(_CLOSED)
             self._shut(error)
 
     async def close(self) -> None:
@@ -140,15 +140,15 @@ class SimLane(Lane):
         """The node of the other end."""
         return self._peer.process.node
 
-    def say_reset(self) -> None:
+    def send_reset(self) -> None:
         """Notify the other end, behind all data sent so far, that this one is dead."""
-        self._say_end(RESET)
+        self._send_end(RESET)
 
     def receive(self, piece: bytes | str) -> None:
         """Take arriving bytes, or the reason for which there are no more."""
         if not self._is_open:
             if isinstance(piece, bytes):  # no process is there: a kernel answers with a reset
-                self._say_end(RESET)
+                self._send_end(RESET)
             return
         if isinstance(piece, bytes) and self._reader is None and not self._is_read_away:
             self._early.append(piece)
@@ -238,7 +238,7 @@ class SimLane(Lane):
             if self._is_leaving:
                 self.abort(PeerLost("the lane is over", cause="closed"))
 
-    def _say_end(self, cause: str) -> None:
+    def _send_end(self, cause: str) -> None:
         if self._out is not None:
             self._network.send(self._out, cause)
 
@@ -248,7 +248,7 @@ class SimLane(Lane):
             cause = "the peer closed the connection in the middle of a frame"
         self._broken = self._broken or cause
         events, self._events = self._events, None
-        self._say_end(_CLOSED)
+        self._send_end(_CLOSED)
         if events is None:
             self._shut(PeerLost(cause, cause=cause))
         else:

@@ -93,7 +93,7 @@ class ConnectionEnd(Protocol):
         """End this side at once; the other is not notified."""
         ...
 
-    def say_reset(self) -> None:
+    def send_reset(self) -> None:
         """Notify the other end, behind all data sent so far, that this one is dead."""
         ...
 
@@ -137,7 +137,7 @@ class SimulatedNetwork:
         self._services: dict[tuple[int, str], tuple[SimulatedProcess, Service]] = {}
         self._down: set[int] = set()
         self._is_muted = False
-        self._unheard: dict[tuple[int, int], float] = {}
+        self._cut_off: dict[tuple[int, int], float] = {}
         """Pairs of nodes that receive nothing from each other, and since when."""
         self._calls: dict[asyncio.Future[Any], _Call] = {}
         self.lanes: dict[ConnectionEnd, None] = {}
@@ -169,8 +169,8 @@ class SimulatedNetwork:
         """Let traffic pass again; data sent meanwhile is sent again."""
         route = self.route(source, target)
         route.silences -= 1
-        if not self.is_unheard(source, target):
-            self._unheard.pop(_pair(source, target), None)
+        if not self.is_cut_off(source, target):
+            self._cut_off.pop(_pair(source, target), None)
         self._free(route)
 
     def take_down(self, node: int, others: Iterable[int]) -> None:
@@ -186,8 +186,8 @@ class SimulatedNetwork:
     def put_up(self, node: int) -> None:
         """Make the machine of ``node`` respond again."""
         self._down.discard(node)
-        for pair in [pair for pair in self._unheard if node in pair and not self.is_unheard(*pair)]:
-            del self._unheard[pair]
+        for pair in [pair for pair in self._cut_off if node in pair and not self.is_cut_off(*pair)]:
+            del self._cut_off[pair]
 
     def reset(self, node: int, other: int, *, is_half: bool = False) -> None:
         """Break the connections between two nodes; with ``is_half`` only ``node`` notices it now."""
@@ -206,13 +206,13 @@ class SimulatedNetwork:
         """Change a bit of the next bytes that the source sends to the target."""
         self.route(source, target).damages += 1
 
-    def bury(self, process: SimulatedProcess, *, is_told: bool) -> None:
-        """End the connections of a dead process; with ``is_told`` its machine notifies the others at once."""
+    def bury(self, process: SimulatedProcess, *, notifies_peers: bool) -> None:
+        """End the connections of a dead process; if it ``notifies_peers``, its machine resets them at once."""
         for lane in [lane for lane in self.lanes if lane.process is process]:
             del self.lanes[lane]
-            if is_told:
-                lane.say_reset()
-        if is_told:
+            if notifies_peers:
+                lane.send_reset()
+        if notifies_peers:
             for answer, call in list(self._calls.items()):
                 if call.callee is process:
                     self._reply(call.target, call.source, answer, None, ConnectionResetError(RESET))
@@ -229,21 +229,21 @@ class SimulatedNetwork:
         for go_on in waiting:
             go_on()
 
-    def is_unheard(self, node: int, other: int) -> bool:
+    def is_cut_off(self, node: int, other: int) -> bool:
         """Return whether one of two nodes receives nothing from the other.  (Then neither gets acknowledgements.)"""
         is_silent = self.route(node, other).silences > 0 or self.route(other, node).silences > 0
         return is_silent or node in self._down or other in self._down
 
     def _note_silence(self, node: int, other: int) -> None:
         pair = _pair(node, other)
-        if pair not in self._unheard:
-            self._unheard[pair] = self.loop.now
+        if pair not in self._cut_off:
+            self._cut_off[pair] = self.loop.now
             when = self.loop.now + self.conditions.link_timeout
             self.loop.schedule(self.loop.outside, when, self._give_up, pair, self.loop.now)
 
     def _give_up(self, pair: tuple[int, int], since: float) -> None:
         """End the traffic between two nodes that have received nothing from each other for too long."""
-        if self._unheard.get(pair) != since:
+        if self._cut_off.get(pair) != since:
             return
         for lane in self._lanes_between(*pair):
             self.loop.call_soon(lane.reset, SILENT, context=lane.process.context)

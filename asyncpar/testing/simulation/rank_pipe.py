@@ -42,7 +42,7 @@ class PipeDirection:
 
 
 class SimulatedRankPipe:
-    """See ``RankPipe``; ``said`` takes the messages of the rank in ``process`` on the side of its agent."""
+    """See ``RankPipe``; ``received`` takes the messages of the rank in ``process`` on the side of its agent."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SimulatedRankPipe:
         *,
         member: str,
         to_agent: PipeDirection,
-        said: Callable[[RankMessage], None],
+        received: Callable[[RankMessage], None],
     ) -> None:
         self.to_rank = PipeDirection(network, process)
         self._network = network
@@ -60,7 +60,7 @@ class SimulatedRankPipe:
         self._dice = dice
         self._member = member
         self._to_agent = to_agent
-        self._said = said
+        self._received = received
         self._take: Callable[[AgentMessage], None] | None = None
         self._early: list[AgentMessage] = []
         self._shelf: SnapshotShelf | None = None
@@ -85,7 +85,7 @@ class SimulatedRankPipe:
 
     def write(self, message: RankMessage) -> None:
         if self._take is not None:
-            self._to_agent.call(self._said, decode_rank_line(encode_line(message)))
+            self._to_agent.call(self._received, decode_rank_line(encode_line(message)))
 
     async def serve_snapshots(self, shelf: SnapshotShelf) -> str:
         self._shelf = shelf

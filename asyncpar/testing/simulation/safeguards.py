@@ -129,11 +129,11 @@ def _unchecked_header() -> tuple[Patch, ...]:
 def _without_frames(*kinds: FrameKind) -> tuple[Patch, ...]:
     control = Link.control
 
-    def say(link: Link, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
+    def send(link: Link, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
         if kind not in kinds:
             control(link, kind, key, payload)
 
-    return ((Link, "control", say),)
+    return ((Link, "control", send),)
 
 
 def _both_dials() -> tuple[Patch, ...]:
@@ -337,7 +337,7 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
     "frame-numbers": Safeguard(prevents="a frame that comes twice is taken twice", patches=_any_number),
     "payload-checksums": Safeguard(prevents="changed bits of a payload are taken", patches=_unchecked_payload),
     "header-checksums": Safeguard(prevents="changed bits of a header are taken", patches=_unchecked_header),
-    "leaving-is-told": Safeguard(
+    "leaving-is-announced": Safeguard(
         prevents="a rank that leaves in good order counts as lost", patches=partial(_without_frames, FrameKind.GOODBYE)
     ),
     "one-dial-wins": Safeguard(prevents="ranks that dial each other at once get two lanes", patches=_both_dials),
@@ -353,7 +353,7 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
         prevents="a rank waits in a group made from one that was revoked", patches=_child_groups_stay
     ),
     "proposals-are-inherited": Safeguard(
-        prevents="survivors form different groups: one that was lost had told some of its outcome",
+        prevents="survivors form different groups: one that was lost had announced its outcome to some",
         patches=_own_proposal,
     ),
     "arrival-is-taken-back": Safeguard(
@@ -370,7 +370,7 @@ SAFEGUARDS: Final[dict[str, Safeguard]] = {
         patches=_commit_unasked,
     ),
     "quarrels-end": Safeguard(
-        prevents="two members that do not hear each other end all worlds", patches=_quarrels_last
+        prevents="two members that cannot reach each other end all worlds", patches=_quarrels_last
     ),
     "vote-of-all": Safeguard(prevents="a step is committed on some ranks only", patches=_commit_alone),
     "roll-forward": Safeguard(prevents="a step that a lost rank has committed is done again", patches=_never_forward),

@@ -90,20 +90,20 @@ class LockstepThreads:
         """Wait for a future that the loop will complete."""
         loop = self._loop
 
-        def tell(go_on: Callable[[], None]) -> None:
+        def notify(go_on: Callable[[], None]) -> None:
             context = self._here.work.context.copy()  # the thread is inside the other context
             future.add_done_callback(lambda _: loop.call_soon(go_on, context=context))
 
         if not future.done():
-            self.wait(tell)
+            self.wait(notify)
 
     def sleep(self, seconds: float) -> bool:
         """Do what ``time.sleep`` does in a thread; return False in a foreign thread."""
 
-        def tell(go_on: Callable[[], None]) -> None:
+        def notify(go_on: Callable[[], None]) -> None:
             self._loop.call_later(max(0.0, seconds), go_on)
 
-        return self.wait(tell)
+        return self.wait(notify)
 
     def close(self) -> None:
         """End all waiting functions."""

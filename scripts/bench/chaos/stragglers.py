@@ -10,8 +10,8 @@ ranks.  In cases whose names begin with ``training`` ranks do not all-reduce, bu
 GradientSynchronizer with 24 buckets.  With ``link`` each rank has a host of its own, a namespace on one bridge, and
 that of rank 2 sends at 20 Mbit/s, the others at 500 (needs root).
 
-The last line on stdout is one JSON object: per case how many of the looks, one a second, told the right rank and cause,
-another one, or nothing, and for how many seconds the main thread of each rank has waited for a processor.
+The last line on stdout is one JSON object: per case how many of the inspections, one a second, found the right rank and
+cause, another one, or nothing, and for how many seconds the main thread of each rank has waited for a processor.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ GOALS = (
         "a host is cut off, from both sides or one, to the next commit: p99 5 s",
         CUTS,
         row("G4", "agent stopped:", "rank stopped:", "cut off: p50", "largest"),
-        "an agent that does not answer for 2.5 s is held for lost",
+        "an agent that does not answer for 2.5 s is declared lost",
     ),
     Goal(
         "G5",
@@ -242,7 +242,7 @@ GOALS = (
         "pauses and cuts of leaders and others: bit-equal, no crash, no step repeated, 10 s without a commit",
         "scripts/bench/run siege --faults 100 --hosts 3,4,5 --seed 1 --every 2 --settle 4",
         _besieged,
-        "an agent that does not answer for 2.5 s is held for lost",
+        "an agent that does not answer for 2.5 s is declared lost",
     ),
     Goal(
         "G17, simulated",

@@ -31,7 +31,7 @@ GOALS = (
         "a record takes at most 0.8 us",
         "scripts/bench/run recorder",
         lines(r"records alone: ([\d.]+) us per operation, ([\d.]+) us", "{} us; {} us for one that is over at once"),
-        "packing a record and two looks at the clock are half of it, the interpreter most of the rest; native byte "
+        "packing a record and two readings of the clock are half of it, the interpreter most of the rest; native byte "
         "order, fewer names and a table of offsets were tried and save 0.08 us together",
     ),
     Goal(

@@ -8,9 +8,9 @@ functions that write records are replaced by one that does nothing.  Then what r
 around it: the place in the program, the begin and the end of an operation, less the calls around them.
 
 Limits of it (processor time, medians of rounds in turns, begin and end on their own, 0.71 us together): packing a whole
-record takes 0.18 us, each of the two looks at the clock 0.07 us, and the interpreter most of the rest.  Native instead
-of fixed byte order in ``struct`` changes nothing (below 0.01 us), a subscript instead of ``get`` and fewer names saves
-0.04 us, and a table of the offsets of all records 0.04 us more, for about 0.3 MB per node.
+record takes 0.18 us, each of the two readings of the clock 0.07 us, and the interpreter most of the rest.  Native
+instead of fixed byte order in ``struct`` changes nothing (below 0.01 us), a subscript instead of ``get`` and fewer
+names saves 0.04 us, and a table of the offsets of all records 0.04 us more, for about 0.3 MB per node.
 Stores through typed views of the memory instead of packing save 0.02 us at the end and take 0.1 us more at the begin.
 """
 

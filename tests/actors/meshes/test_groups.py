@@ -12,7 +12,7 @@ from asyncpar.actors.meshes.values import MeshError
 
 
 class Member(ap.Actor):
-    """Reduces with others of its mesh when told to."""
+    """Reduces with others of its mesh on request."""
 
     @ap.endpoint
     async def total(self, axis: str | None, value: float) -> float:
@@ -107,7 +107,7 @@ async def test_an_actor_that_fails_in_the_middle_ends_the_collective_on_the_othe
 
 
 class Quitter(ap.Actor):
-    """Gives up a collective that it has called, if it is told to."""
+    """Gives up a collective that it has called, on request."""
 
     @ap.endpoint
     async def reduce(self, quits: int) -> float:
@@ -167,7 +167,7 @@ def test_a_spawn_whose_actors_wait_for_one_that_does_not_start_ends_soon() -> No
 
 
 class Absentee(ap.Actor):
-    """Stays away from what all do, if it is told to."""
+    """Stays away from what all do, on request."""
 
     @ap.endpoint
     async def reduce(self, absent: int) -> float:

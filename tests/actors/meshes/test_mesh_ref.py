@@ -25,11 +25,11 @@ class Settings:
 
 
 class Trainer(ap.Actor):
-    """Remembers what it was told."""
+    """Remembers its messages."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.heard: list[str] = []
+        self.notes: list[str] = []
         self.gate = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -52,12 +52,12 @@ class Trainer(ap.Actor):
         return self.rank
 
     @ap.endpoint
-    async def hear(self, word: str) -> None:
-        self.heard.append(word)
+    async def note(self, word: str) -> None:
+        self.notes.append(word)
 
     @ap.endpoint
-    async def tell_heard(self) -> list[str]:
-        return self.heard
+    async def report_notes(self) -> list[str]:
+        return self.notes
 
     @ap.endpoint(concurrency=8)
     async def wait(self) -> int:
@@ -126,16 +126,16 @@ async def test_a_wrong_call_is_refused_before_anything_is_sent() -> None:
         sent = nodes[0].bytes_sent
         with pytest.raises(NotFound, match="nothing: Trainer has no endpoint of this name"):
             await trainers.nothing()
-        with pytest.raises(NotFound, match="_heard: private names"):
-            trainers._heard  # noqa: B018, SLF001  # the access is what is tested: a private name is refused
+        with pytest.raises(NotFound, match="_notes: private names"):
+            trainers._notes  # noqa: B018, SLF001  # the access is what is tested: a private name is refused
         with pytest.raises(ap.UsageError, match=r"takes .* got 2 positional arguments"):
             await trainers.where(1, 2)
-        with pytest.raises(ap.UsageError, match=r"argument 1 of hear\(\): a value of type object cannot be sent"):
-            await trainers.hear(object())
-        with pytest.raises(ap.UsageError, match=r"argument 1 of hear\(\): a value of type object cannot be sent"):
-            trainers.hear.tell(object())
+        with pytest.raises(ap.UsageError, match=r"argument 1 of note\(\): a value of type object cannot be sent"):
+            await trainers.note(object())
+        with pytest.raises(ap.UsageError, match=r"argument 1 of note\(\): a value of type object cannot be sent"):
+            trainers.note.tell(object())
         with pytest.raises(ap.UsageError, match="a stream can be read once"):
-            await trainers.hear(_words())
+            await trainers.note(_words())
         assert nodes[0].bytes_sent == sent
         assert (await trainers.where()).at(dp=0, tp=0) == 100
 
@@ -181,10 +181,10 @@ async def test_who_leaves_a_loop_over_items_ends_the_streams() -> None:
 async def test_what_is_told_to_all_reaches_all_in_order() -> None:
     async with ap.testing.local_world(4) as nodes:
         trainers = await spawn(nodes[0])
-        trainers.hear.tell("one")
-        await trainers.slice(tp=1).hear.tell("two")
-        heard = await trainers.tell_heard()
-        assert list(heard.values()) == [["one"], ["one", "two"], ["one"], ["one", "two"]]
+        trainers.note.tell("one")
+        await trainers.slice(tp=1).note.tell("two")
+        notes = await trainers.report_notes()
+        assert list(notes.values()) == [["one"], ["one", "two"], ["one"], ["one", "two"]]
 
 
 @pytest.mark.promise("mesh-slice")
@@ -331,7 +331,7 @@ def test_a_timeout_around_a_call_is_seen_by_all_actors() -> None:
     ap.testing.run_virtual(main())
 
 
-async def test_the_ends_of_all_actors_are_heard_of_once_each() -> None:
+async def test_the_ends_of_all_actors_are_reported_once_each() -> None:
     async with ap.testing.local_world(4) as nodes:
         trainers = await spawn(nodes[0])
         watch = trainers.watch()

@@ -16,13 +16,13 @@ from asyncpar.actors.runtime.watches import Watch
 
 
 class Watcher:
-    """Keeps who wants to hear of what."""
+    """Keeps the callbacks of watches."""
 
     def __init__(self) -> None:
-        self.hear: list[Callable[[Down], None]] = []
+        self.on_down: list[Callable[[Down], None]] = []
 
-    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None]) -> Watch:
-        self.hear.append(hear)
+    def watch(self, ref: ActorRef[Any], on_down: Callable[[Down], None]) -> Watch:
+        self.on_down.append(on_down)
         return Watch(lambda: None)
 
 
@@ -47,7 +47,7 @@ async def test_cancelling_ends_the_loop_of_who_waits() -> None:
 async def test_what_had_ended_before_is_still_read_after_cancelling() -> None:
     watcher = Watcher()
     watch, refs = watch_two(watcher)
-    watcher.hear[1](Down(refs[1], DownReason.STOPPED))
+    watcher.on_down[1](Down(refs[1], DownReason.STOPPED))
     watch.cancel()
     assert await read(watch) == [1]
 
@@ -57,7 +57,7 @@ async def test_two_readers_share_the_ends_and_both_come_to_theirs() -> None:
     watch, refs = watch_two(watcher)
     readers = [asyncio.ensure_future(read(watch)) for _ in range(3)]
     await asyncio.sleep(0)
-    for ref, hear in zip(refs, watcher.hear, strict=True):
-        hear(Down(ref, DownReason.STOPPED))
+    for ref, on_down in zip(refs, watcher.on_down, strict=True):
+        on_down(Down(ref, DownReason.STOPPED))
     async with asyncio.timeout(30):
         assert sorted(itertools.chain(*await asyncio.gather(*readers))) == [0, 1]

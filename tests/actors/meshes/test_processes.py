@@ -34,7 +34,7 @@ async def test_a_killed_rank_ends_the_call_and_each_rank_says_how(
     dp, tp = divmod(failed[-1], 2)
     assert driver["notes"][-1:] == [f"from rank {failed[-1]} at dp={dp}, tp={tp} of a mesh of dp 2 x tp 2"]
     assert [end["blamed"] for end in others] == [victim] * 2
-    for end in others:  # at once: none of them has waited until it had heard nothing for long
+    for end in others:  # at once: none of them has waited until it had received nothing for long
         assert end["cause"].startswith(ENDED), end["cause"]
         assert "timeout" not in end["cause"]
     assert codes == [0, 0, 0]

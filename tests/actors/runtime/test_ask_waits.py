@@ -1,4 +1,4 @@
-"""An ask that waits for long is told once: which actor on which rank, and what that does; a deadlock with its cycle."""
+"""An ask that waits for long is reported once, with actor, rank and what that does; a deadlock with its cycle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Worker(Actor):
         self.system = system
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "asyncpar.runtime"]
 
 
@@ -49,7 +49,7 @@ async def spawn_workers(ranks: Ranks) -> list[Worker]:
 
 
 @pytest.mark.parametrize("home", [0, 1])
-def test_a_long_ask_is_told_once_with_the_place_of_its_actor_and_when_it_goes_on(
+def test_a_long_ask_is_reported_once_with_the_place_of_its_actor_and_when_it_goes_on(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture, home: int
 ) -> None:
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_a_long_ask_is_told_once_with_the_place_of_its_actor_and_when_it_goes_on
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    first, second = said(caplog)
+    first, second = logged(caplog)
     assert first.startswith(f"rank 0: work() of actor 'w{home}' (called at test_ask_waits.py:")
     assert f" s for actor 'w{home}' on rank {home} (localhost), which sleeps at test_ask_waits.py:" in first
     assert 10.0 <= float(first.partition("has waited ")[2].partition(" s")[0]) <= 12.5
@@ -77,8 +77,10 @@ def test_a_chain_of_asks_names_the_actor_at_its_end(open_ranks: OpenRanks, caplo
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    [told] = [text for text in said(caplog) if text.startswith("rank 0: forward() of actor 'w1'") and "waited" in text]
-    assert "for actor 'w2' on rank 2 (localhost), which sleeps at test_ask_waits.py:" in told
+    [warning] = [
+        text for text in logged(caplog) if text.startswith("rank 0: forward() of actor 'w1'") and "waited" in text
+    ]
+    assert "for actor 'w2' on rank 2 (localhost), which sleeps at test_ask_waits.py:" in warning
 
 
 def test_a_cycle_of_asks_is_named_alike_on_all_its_ranks(
@@ -94,8 +96,8 @@ def test_a_cycle_of_asks_is_named_alike_on_all_its_ranks(
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    cycles = {text.partition("; deadlock: ")[2] for text in said(caplog) if "deadlock" in text}
-    assert len(cycles) == 1, said(caplog)
+    cycles = {text.partition("; deadlock: ")[2] for text in logged(caplog) if "deadlock" in text}
+    assert len(cycles) == 1, logged(caplog)
     [cycle] = cycles
     steps = [step.partition(" at ")[0] for step in cycle.split(", ")]
     assert steps == [
@@ -103,7 +105,7 @@ def test_a_cycle_of_asks_is_named_alike_on_all_its_ranks(
         "actor 'w1' on rank 1 waits for actor 'w2' on rank 2 in forward()",
         "actor 'w2' on rank 2 waits for actor 'w0' on rank 0 in work()",
     ]
-    assert sum("waited" in text for text in said(caplog)) == 4  # the program of rank 0, and one wait of each actor
+    assert sum("waited" in text for text in logged(caplog)) == 4  # the program of rank 0, and one wait of each actor
 
 
 def test_an_ask_behind_a_busy_actor_says_what_that_is_busy_with(
@@ -120,11 +122,13 @@ def test_an_ask_behind_a_busy_actor_says_what_that_is_busy_with(
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    [told] = [text for text in said(caplog) if text.startswith("rank 0: work() of actor 'w1'") and "waited" in text]
-    assert "for actor 'w2' on rank 2 (localhost), which sleeps at" in told  # it is what 'w1' waits for
+    [warning] = [
+        text for text in logged(caplog) if text.startswith("rank 0: work() of actor 'w1'") and "waited" in text
+    ]
+    assert "for actor 'w2' on rank 2 (localhost), which sleeps at" in warning  # it is what 'w1' waits for
 
 
-def test_streams_and_short_asks_are_not_told_of(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
+def test_streams_and_short_asks_are_not_reported(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with open_ranks(2) as ranks:
             await spawn_workers(ranks)
@@ -137,10 +141,10 @@ def test_streams_and_short_asks_are_not_told_of(open_ranks: OpenRanks, caplog: p
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    assert said(caplog) == []
+    assert logged(caplog) == []
 
 
-def test_a_rank_that_does_not_answer_is_told_to_be_silent(
+def test_a_rank_that_does_not_answer_is_reported_as_silent(
     open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -156,21 +160,21 @@ def test_a_rank_that_does_not_answer_is_told_to_be_silent(
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    [told] = [text for text in said(caplog) if "has waited" in text]
-    assert "for actor 'w1' on rank 1 (localhost), which has not answered for 0.5 s" in told
+    [warning] = [text for text in logged(caplog) if "has waited" in text]
+    assert "for actor 'w1' on rank 1 (localhost), which has not answered for 0.5 s" in warning
 
 
 def test_a_chase_ends_where_an_actor_works_for_a_tell_that_asks_back() -> None:
     chase = WaitChase(0, "a", AskLink(1, 7, "b", "go"))
-    assert chase.hear(AskAnswer(0, "", 0, 7, AskLink(0, 3, "a", "back")))
+    assert chase.receive(AskAnswer(0, "", 0, 7, AskLink(0, 3, "a", "back")))
     assert chase.culprit == (0, "a")
-    assert not chase.hear(AskAnswer(0, "", None, None, AskLink(1, 7, "b", "go")))
+    assert not chase.receive(AskAnswer(0, "", None, None, AskLink(1, 7, "b", "go")))
     assert [(edge.actor, edge.awaited_actor) for edge in chase.cycle] == [("a", "b"), ("b", "a")]
 
 
 def test_a_chase_that_leads_into_a_cycle_names_only_the_cycle() -> None:
     chase = WaitChase(5, "", AskLink(0, 1, "a", "go"))
-    assert chase.hear(AskAnswer(0, "", 9, 4, AskLink(1, 2, "b", "go")))  # it works for another call than ours
-    assert chase.hear(AskAnswer(0, "", 0, 2, AskLink(0, 3, "a", "go")))
-    assert not chase.hear(AskAnswer(0, "", 9, 4, AskLink(1, 2, "b", "go")))
+    assert chase.receive(AskAnswer(0, "", 9, 4, AskLink(1, 2, "b", "go")))  # it works for another call than ours
+    assert chase.receive(AskAnswer(0, "", 0, 2, AskLink(0, 3, "a", "go")))
+    assert not chase.receive(AskAnswer(0, "", 9, 4, AskLink(1, 2, "b", "go")))
     assert [(edge.actor, edge.awaited_actor) for edge in chase.cycle] == [("a", "b"), ("b", "a")]

@@ -25,7 +25,7 @@ LIMIT = 30.0
 
 
 class Reports:
-    """What an observer was told; ``wait`` blocks the thread that calls it, on purpose."""
+    """The reports that an observer got; ``wait`` blocks the thread that calls it, on purpose."""
 
     def __init__(self) -> None:
         self.seen: list[Blocked] = []
@@ -118,10 +118,10 @@ async def test_an_endpoint_that_blocks_the_loop_is_reported_by_name_with_its_sta
 
 async def test_a_told_message_and_a_hook_that_block_are_reported_too() -> None:
     async with watched() as (node, reports):
-        ref: Any = await node.spawn(Blocker, reports, name="told")
+        ref: Any = await node.spawn(Blocker, reports, name="busy")
         await ref.block.tell()
         await asyncio.to_thread(reports.wait, 2)
-    assert reports.seen[0].what == "actor 'told', endpoint block"
+    assert reports.seen[0].what == "actor 'busy', endpoint block"
     async with watched() as (node, reports):
         await node.spawn(Blocker, reports, at_start=True, name="starting")
         await asyncio.to_thread(reports.wait, 2)
@@ -145,7 +145,7 @@ async def test_the_watch_runs_while_there_is_a_node_and_leaves_no_thread() -> No
     assert set(threading.enumerate()) <= before
 
 
-async def test_a_program_without_actors_that_blocks_the_loop_is_told_and_not_logged(
+async def test_a_program_without_actors_that_blocks_the_loop_is_reported_and_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with watched() as (_, reports):

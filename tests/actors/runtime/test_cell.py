@@ -398,7 +398,7 @@ class Suicidal(Actor):
         await self.system.stop(self.ref)
 
 
-async def test_an_actor_that_waits_for_its_own_end_is_told_so_instead_of_hanging(open_ranks: Any) -> None:
+async def test_an_actor_that_waits_for_its_own_end_gets_an_error_instead_of_hanging(open_ranks: Any) -> None:
     async with open_ranks(1) as ranks:
         ref = await ranks.systems[0].spawn(Suicidal, ranks.systems[0])
         with pytest.raises(RemoteError, match="cannot wait for its own end"):

@@ -1,4 +1,4 @@
-"""Owners and their children: who ends with whom, and who hears of a failure."""
+"""Owners and their children: who ends with whom, and who is notified of a failure."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_an_owner_may_decide_otherwise(open_ranks: Any, caplog: pytest.Log
     assert caplog.records == [], "the owner knows, so nobody else has to"
 
 
-async def test_an_owner_hears_nothing_of_ends_it_brought_about(open_ranks: Any) -> None:
+async def test_an_owner_is_not_notified_of_ends_it_brought_about(open_ranks: Any) -> None:
     log: list[str] = []
     async with open_ranks(1) as ranks:
         owner = await ranks.systems[0].spawn(Calm, log, 2)
@@ -149,7 +149,7 @@ async def test_an_owner_hears_nothing_of_ends_it_brought_about(open_ranks: Any) 
             await owner.end(first)
 
 
-async def test_an_owner_hears_of_children_that_others_stop(open_ranks: Any) -> None:
+async def test_an_owner_is_notified_of_children_that_others_stop(open_ranks: Any) -> None:
     log: list[str] = []
     async with open_ranks(1) as ranks:
         owner = await ranks.systems[0].spawn(Calm, log, 2)

@@ -111,6 +111,6 @@ def test_a_node_that_waits_for_an_actor_says_so(open_ranks: OpenRanks, caplog: p
             await asking  # it did what it was asked after all
 
     run_virtual(main())
-    said = [text for record in caplog.records if "the node waits" in (text := record.getMessage())]
-    assert len(said) == 2, "after 5 and 10 of 12 seconds"
-    assert said[0].startswith("rank 0: the node waits for actor 'stubborn': it was cancelled and has not ended")
+    warnings = [text for record in caplog.records if "the node waits" in (text := record.getMessage())]
+    assert len(warnings) == 2, "after 5 and 10 of 12 seconds"
+    assert warnings[0].startswith("rank 0: the node waits for actor 'stubborn': it was cancelled and has not ended")

@@ -123,7 +123,7 @@ async def test_stop_waits_for_concurrent_calls_and_kill_does_not(open_ranks: Any
 
 
 class Selfish(Actor):
-    """Waits for the end of the actor that it is told."""
+    """Waits for the end of the actor that it is given."""
 
     def __init__(self, system: Any) -> None:
         self.system = system

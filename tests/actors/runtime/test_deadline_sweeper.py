@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from asyncpar.actors.runtime.deadlines import LOOKS, PERIOD, AlarmClock, DeadlineSweeper
+from asyncpar.actors.runtime.deadlines import INSPECTIONS, PERIOD, AlarmClock, DeadlineSweeper
 from asyncpar.testing.loop import run_virtual
 
 
@@ -67,14 +67,14 @@ def test_the_deadline_of_a_slow_ask_is_reported_once() -> None:
 
 def test_of_many_slow_asks_only_some_are_looked_at_in_a_row() -> None:
     async def test(asks: Asks) -> None:
-        for call in range(5 * LOOKS):
+        for call in range(5 * INSPECTIONS):
             asks.begin(call, 30)
         counts = []
         for _ in range(7):
             await asyncio.sleep(PERIOD)
             counts.append(len(asks.reports))
-        assert counts == [0, *(turn * LOOKS for turn in (1, 2, 3, 4, 5)), 5 * LOOKS]
-        assert [call for call, _ in asks.reports] == list(range(5 * LOOKS))
+        assert counts == [0, *(turn * INSPECTIONS for turn in (1, 2, 3, 4, 5)), 5 * INSPECTIONS]
+        assert [call for call, _ in asks.reports] == list(range(5 * INSPECTIONS))
 
     sweeping(test)
 

@@ -139,20 +139,20 @@ async def test_the_end_of_an_actor_with_a_long_queue_takes_no_deep_stack(open_ra
     assert max(depths) - min(depths) < 40
 
 
-async def test_an_observer_of_dead_letters_that_tells_again_does_not_hear_itself(open_ranks: OpenRanks) -> None:
+async def test_an_observer_of_dead_letters_that_tells_again_does_not_observe_itself(open_ranks: OpenRanks) -> None:
     async with open_ranks(1) as ranks:
         (system,) = ranks.systems
         nobody = system.ref("nobody")
-        heard: list[DeadLetter] = []
+        received: list[DeadLetter] = []
 
         def tell_again(letter: DeadLetter) -> None:
-            heard.append(letter)
+            received.append(letter)
             nobody.note.tell("again")
 
         system.dead_letters.subscribe(tell_again)
         for _ in range(2):
             nobody.note.tell("once")
-        assert (len(heard), system.dead_letters.count) == (2, 4)
+        assert (len(received), system.dead_letters.count) == (2, 4)
         assert not system._caller._windows, "credit was lost"  # noqa: SLF001  # credit that was never returned shows nowhere until it is used up
 
 

@@ -30,14 +30,14 @@ class Bereaved(Actor):
     """Its hook takes for ever."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.count = 0
 
     @endpoint
     async def nothing(self) -> None:
         pass
 
     async def on_down(self, down: Down) -> None:
-        self.heard += 1
+        self.count += 1
         await asyncio.get_running_loop().create_future()
 
     @endpoint
@@ -166,21 +166,21 @@ async def test_awaiting_a_watch_that_was_cancelled_raises_at_once(open_ranks: Op
         assert waiting.cancelled()
 
 
-async def test_who_hears_of_an_end_may_cancel_other_watches_of_the_same_actor(open_ranks: OpenRanks) -> None:
+async def test_a_callback_of_an_end_may_cancel_other_watches_of_the_same_actor(open_ranks: OpenRanks) -> None:
     async with open_ranks(1) as ranks, asyncio.timeout(30):
         (system,) = ranks.systems
         ref = await system.spawn(Plain)
-        heard: list[Down] = []
+        received: list[Down] = []
         watches: list[Watch] = []
 
-        def hear(down: Down) -> None:
-            heard.append(down)
+        def receive(down: Down) -> None:
+            received.append(down)
             for watch in watches:
                 watch.cancel()
 
-        watches += [system.watch(ref, hear) for _ in range(3)]
+        watches += [system.watch(ref, receive) for _ in range(3)]
         await system.stop(ref)
-        assert len(heard) == 1
+        assert len(received) == 1
 
 
 async def test_an_actor_that_has_ended_watches_nobody(open_ranks: OpenRanks) -> None:
@@ -238,19 +238,19 @@ class Clock(Actor):
 
     def __init__(self) -> None:
         self.left: float | None = -1.0
-        self.has_heard = asyncio.Event()
+        self.is_notified = asyncio.Event()
 
     @endpoint
-    async def hear_of(self, other: Plain) -> None:
+    async def follow(self, other: Plain) -> None:
         self.watch(other)
 
     async def on_down(self, down: Down) -> None:
         self.left = time_left()
-        self.has_heard.set()
+        self.is_notified.set()
 
     @endpoint(concurrency=1)
     async def seen(self) -> float | None:
-        await self.has_heard.wait()
+        await self.is_notified.wait()
         return self.left
 
 
@@ -280,7 +280,7 @@ async def test_a_hook_has_no_deadline_of_the_call_in_which_its_actor_was_started
             holding = asyncio.ensure_future(_hold(owner))
             await asyncio.sleep(0.1)  # until the deadline has been found and travelled
             clock = system.ref("clock", actor_class=Clock)
-            await clock.hear_of(other)
+            await clock.follow(other)
             await system.stop(other)
             assert await clock.seen() is None
         await owner.open()

@@ -148,7 +148,7 @@ async def test_an_odd_error_reaches_who_asked_and_the_actor_goes_on(
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", ["throw", "throw_beside"])
-async def test_an_odd_error_fails_who_was_told_and_is_heard(
+async def test_an_odd_error_fails_the_actor_that_was_told_and_is_reported(
     open_ranks: OpenRanks, kind: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)

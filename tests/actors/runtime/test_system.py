@@ -342,7 +342,7 @@ async def test_a_typed_reference_to_an_actor_of_another_class_is_checked_there(o
             await ranks.systems[0].ref("r", rank=1, actor_class=Counter).add(1)
 
 
-async def test_an_actor_that_asks_itself_is_told_so_instead_of_hanging(open_ranks: Any) -> None:
+async def test_an_actor_that_asks_itself_gets_an_error_instead_of_hanging(open_ranks: Any) -> None:
     async with open_ranks(1) as ranks:
         ref = await ranks.systems[0].spawn(Forwarder)
         with pytest.raises(RemoteError, match="an actor that asks itself waits for ever"):

@@ -27,7 +27,7 @@ class Worker(Actor):
 
 
 class Observer(Actor):
-    """Watches on request and keeps what it hears."""
+    """Watches on request and keeps the ends that it receives."""
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -61,12 +61,12 @@ async def test_a_stopped_actor_gives_one_down(open_ranks: Any, home: int) -> Non
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Worker, name="w")
         ref = ranks.systems[0].ref("w", rank=home)
-        heard: list[Down] = []
-        watch = ranks.systems[0].watch(ref, heard.append)
+        received: list[Down] = []
+        watch = ranks.systems[0].watch(ref, received.append)
         await ranks.systems[0].stop(ref)
         assert await watch == Down(ref, DownReason.STOPPED)
         assert await watch is watch.down, "awaiting it again gives the same"
-        assert heard == [watch.down]
+        assert received == [watch.down]
 
 
 async def test_an_actor_that_stops_itself_is_stopped(open_ranks: Any, home: int) -> None:
@@ -78,7 +78,7 @@ async def test_an_actor_that_stops_itself_is_stopped(open_ranks: Any, home: int)
         assert (await watch).reason is DownReason.STOPPED
 
 
-async def test_a_failed_actor_tells_its_watchers_why(open_ranks: Any, home: int) -> None:
+async def test_a_failed_actor_notifies_its_watchers_of_the_reason(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Worker, name="w")
         ref = ranks.systems[0].ref("w", rank=home)
@@ -140,23 +140,23 @@ async def test_watches_end_when_their_own_node_closes(open_ranks: Any, home: int
         assert (await waiting).reason is DownReason.CLOSED
 
 
-async def test_a_cancelled_watch_hears_nothing(open_ranks: Any, home: int) -> None:
+async def test_a_cancelled_watch_receives_nothing(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Worker, name="w")
         ref = ranks.systems[0].ref("w", rank=home)
-        heard: list[Down] = []
-        watch = ranks.systems[0].watch(ref, heard.append)
+        received: list[Down] = []
+        watch = ranks.systems[0].watch(ref, received.append)
         waiting = asyncio.ensure_future(_wait(watch))
         await asyncio.sleep(0)
         watch.cancel()
         await asyncio.wait({waiting})
         assert waiting.cancelled()
         await ranks.systems[0].stop(ref)
-        assert (heard, watch.down) == ([], None)
+        assert (received, watch.down) == ([], None)
 
 
 @pytest.mark.promise("priority-supervision")
-async def test_an_actor_hears_of_an_end_before_messages_that_wait(open_ranks: Any, home: int) -> None:
+async def test_an_actor_learns_of_an_end_before_messages_that_wait(open_ranks: Any, home: int) -> None:
     observers: list[Observer] = []
 
     class Seen(Observer):

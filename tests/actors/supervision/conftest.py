@@ -38,7 +38,7 @@ class Journal:
 
 
 class Worker(Actor):
-    """Does what its journal says, and fails when it is told to."""
+    """Does what its journal says, and fails when it is ordered to."""
 
     def __init__(self, journal: Journal, label: str) -> None:
         self._journal = journal

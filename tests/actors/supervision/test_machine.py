@@ -79,7 +79,7 @@ def test_children_start_in_order_one_at_a_time() -> None:
     assert supervisor.handle(ChildStarted("c"), now=4.0) == []
 
 
-def test_nothing_starts_before_it_is_told_to() -> None:
+def test_nothing_starts_before_its_order() -> None:
     assert machine().handle(BackoffElapsed(), now=0.0) == []
 
 
@@ -401,7 +401,7 @@ def test_a_child_that_was_just_being_started_is_stopped_too() -> None:
     assert supervisor.handle(ChildStopped("a"), now=0.0) == [FinishCommand()]
 
 
-def test_the_first_reason_to_end_is_the_one_that_is_told() -> None:
+def test_the_first_reason_to_end_is_the_one_that_is_reported() -> None:
     stops = running(restarts=0, a=PERMANENT, b=PERMANENT)
     assert stops.handle(StopAll(), now=1.0) == [StopCommand("b")]
     assert stops.handle(ChildEnded("a", OOPS), now=1.0) == []

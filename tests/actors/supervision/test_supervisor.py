@@ -209,7 +209,7 @@ def test_a_child_that_fails_while_another_one_is_slow_to_start_is_restarted_afte
         await stage.crash("a")
         await stage.crash("b")
         states = [status.state for status in await supervisor.children()]
-        assert states == [ChildState.STARTING, ChildState.RUNNING]  # b's end was not heard of yet
+        assert states == [ChildState.STARTING, ChildState.RUNNING]  # b's end was not announced yet
         await asyncio.sleep(10.0)
         assert stage.journal.take() == "-a -b +a +b"
 
@@ -303,7 +303,7 @@ def test_a_supervisor_that_waits_still_answers_and_looks_after_others(play: Play
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
 
-def test_children_tells_where_they_stand(play: Play[None]) -> None:
+def test_children_reports_where_they_stand(play: Play[None]) -> None:
     async def scene(stage: Stage) -> None:
         supervisor = await stage.node.spawn(
             Supervisor, [stage.child("a"), stage.child("b", restart="transient"), stage.child("c", restart="temporary")]
@@ -346,7 +346,7 @@ def test_a_child_is_restarted_by_hand_without_waiting(play: Play[None]) -> None:
     play(scene)
 
 
-def test_a_start_by_hand_that_fails_is_told_to_the_caller(play: Play[None]) -> None:
+def test_a_start_by_hand_that_fails_is_reported_to_the_caller(play: Play[None]) -> None:
     async def scene(stage: Stage) -> None:
         supervisor = await supervise(stage, "a")
         await supervisor.terminate_child("a")

@@ -287,7 +287,7 @@ def test_the_failure_of_an_actor_that_a_subclass_spawned_is_its_own(play: Play[N
     play(scene)
 
 
-def test_a_caller_that_asks_a_supervisor_that_gives_up_is_told_so(play: Play[None]) -> None:
+def test_a_caller_that_asks_a_supervisor_that_gives_up_gets_an_error(play: Play[None]) -> None:
     async def scene(stage: Stage) -> None:
         supervisor = await supervise(stage, "ab")
         stage.journal.faults["a"] = 9

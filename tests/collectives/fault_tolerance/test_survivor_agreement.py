@@ -226,7 +226,7 @@ def test_a_rank_that_does_not_call_ends_it_on_all() -> None:
 
 
 @pytest.mark.parametrize("silent", [3, 4, 5])
-def test_a_rank_that_does_not_answer_is_held_for_lost(silent: int) -> None:
+def test_a_rank_that_does_not_answer_is_declared_lost(silent: int) -> None:
     network = Network(3, {})
     others = [rank for rank in network.ranks if rank != silent]
     network.stopped.add(silent)

@@ -1,4 +1,4 @@
-"""Listeners hear what is sent after they came, each all of it, until the end."""
+"""Listeners receive what is sent after they came, each all of it, until the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.testing import run_virtual
 
 
-def test_a_listener_hears_what_is_sent_before_its_first_step() -> None:
+def test_a_listener_receives_what_is_sent_before_its_first_step() -> None:
     async def main() -> None:
         broadcast = Broadcast[int]()
         broadcast.send(0)
@@ -30,11 +30,11 @@ def test_a_listener_waits_for_what_comes() -> None:
     async def main() -> None:
         broadcast = Broadcast[str | None]()
         listener = broadcast.listen()
-        hearing = asyncio.ensure_future(anext(listener))
+        receiving = asyncio.ensure_future(anext(listener))
         await asyncio.sleep(1)
-        assert not hearing.done()
+        assert not receiving.done()
         broadcast.send(None)  # an item as any other
-        assert await hearing is None
+        assert await receiving is None
 
     run_virtual(main())
 

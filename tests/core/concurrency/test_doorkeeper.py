@@ -114,10 +114,10 @@ async def test_streams_are_served_and_cut_off_in_time() -> None:
 
 def test_a_program_that_ends_while_it_serves_is_silent() -> None:
     """``asyncio.start_server`` of Python 3.11 complains of a ``CancelledError`` in a ``StreamReaderProtocol``."""
-    said = list[object]()
+    contexts = list[object]()
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         begun = asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,7 +134,7 @@ def test_a_program_that_ends_while_it_serves_is_silent() -> None:
         server.close()
 
     asyncio.run(main())
-    assert said == []
+    assert contexts == []
 
 
 def test_a_flood_from_one_address_pushes_out_nobody_of_another() -> None:

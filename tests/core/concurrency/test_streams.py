@@ -27,8 +27,8 @@ async def read_all(reader: asyncio.StreamReader) -> None:
 
 @pytest.mark.parametrize("times", range(3))
 async def test_a_connection_that_was_reset_is_closed_without_a_word(times: int) -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     here, there = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=here)
     reading = asyncio.create_task(read_all(reader))
@@ -40,7 +40,7 @@ async def test_a_connection_that_was_reset_is_closed_without_a_word(times: int) 
     del reader, writer, reading
     gc.collect()
     await asyncio.sleep(0)
-    assert told == []
+    assert contexts == []
 
 
 async def test_a_peer_that_takes_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

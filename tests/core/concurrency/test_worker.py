@@ -140,7 +140,7 @@ async def test_daemon_threads_run_calls_in_order_and_raise_their_errors() -> Non
 async def test_a_thread_holds_nothing_of_work_whose_caller_goes_on(
     in_worker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread is held up between telling of the result and its next look for work."""
+    """The thread is held up between the announcement of the result and its next search for work."""
     settle, may_go_on = concurrent.futures.Future.set_result, threading.Event()
 
     def settle_and_wait(future: concurrent.futures.Future[Any], result: Any) -> None:

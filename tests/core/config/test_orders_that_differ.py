@@ -1,4 +1,4 @@
-"""Ranks that number the axes in different orders hear of it at once, and go on when they agree."""
+"""Ranks that number the axes in different orders are notified at once, and go on when they agree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def coordinate(node: Node, config: ThreeDParallelismConfig) -> None:
 
 @pytest.mark.parametrize("main", [synchronize, make_groups, coordinate])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-async def test_every_rank_hears_who_has_which_order(
+async def test_every_rank_learns_who_has_which_order(
     shape: tuple[int, int, int], main: Callable[[Node, ThreeDParallelismConfig], Awaitable[None]]
 ) -> None:
     other = "-".join(reversed(DEFAULT_ORDER.split("-")))

@@ -180,7 +180,7 @@ def test_neighbours_in_the_pipeline_end_at_its_ends() -> None:
     assert (RankMapping(CUBE, 4).prev_pp_rank(), RankMapping(CUBE, 4).next_pp_rank()) == (None, 5)
 
 
-def test_heads_and_tails_are_told_by_coordinates() -> None:
+def test_heads_and_tails_follow_from_coordinates() -> None:
     mapping = RankMapping(CUBE, 5)
     assert not mapping.is_dp_head()
     assert mapping.is_tp_head()

@@ -86,7 +86,7 @@ def test_jobs_steps_and_requeued_jobs_have_different_names() -> None:
     assert len(names) == len(variants)
 
 
-def test_slurm_tells_the_hosts() -> None:
+def test_slurm_names_the_hosts() -> None:
     place = find_rank_place(SLURM)
     assert place is not None
     assert (place.host, place.hosts) == ("n03", ("n01", "n02", "n03"))
@@ -120,7 +120,7 @@ def test_variables_that_do_not_fit_are_named(name: str) -> None:
         find_rank_place(environment)
 
 
-def test_a_batch_script_of_several_tasks_is_told_that_it_is_no_rank() -> None:
+def test_a_batch_script_of_several_tasks_learns_that_it_is_no_rank() -> None:
     assert "start the ranks with srun" in (explain_batch_script(BATCH_SCRIPT) or "")
     for environment in ({}, {**BATCH_SCRIPT, "SLURM_NTASKS": "1"}, SLURM):
         assert explain_batch_script(environment) is None

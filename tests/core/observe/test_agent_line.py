@@ -1,4 +1,4 @@
-"""Losses that the agent tells, for one world after the other in the same process."""
+"""Losses that the agent reports, for one world after the other in the same process."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 async def test_a_loss_of_another_generation_is_dropped_and_counted(pipe: tuple[int, int]) -> None:
-    heard: list[tuple[int, str]] = []
+    received: list[tuple[int, str]] = []
     with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=3)) as line:
         line.open()
-        line.deliver(lambda rank, how: heard.append((rank, how)))
+        line.deliver(lambda rank, how: received.append((rank, how)))
         for generation in (2, 3, 4):
             os.write(pipe[1], encode_loss(Loss(generation, "host", "ended"), generation=generation))
         await asyncio.sleep(0.05)
-        assert heard == [(3, "ended")]
+        assert received == [(3, "ended")]
         assert line.stale == 2
 
 
 async def test_what_an_older_world_left_in_the_pipe_does_not_end_a_newer_one(pipe: tuple[int, int]) -> None:
-    """The agent told of the loss that ended the first world when nobody read any more."""
+    """The agent reported the loss that ended the first world when nobody read any more."""
     os.write(pipe[1], encode_loss(Loss(1, "host", "was killed by SIGKILL"), generation=0))
     with closing(AgentLine(Reporter.from_environment({}), pipe[0], generation=1)) as line:
         line.open()

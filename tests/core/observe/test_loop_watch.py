@@ -26,7 +26,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 class Reports:
-    """What an observer was told; ``wait`` blocks the thread that calls it, on purpose."""
+    """The reports that an observer got; ``wait`` blocks the thread that calls it, on purpose."""
 
     def __init__(self) -> None:
         self.seen: list[Blocked] = []
@@ -136,7 +136,7 @@ async def test_stalls_are_logged_as_warnings_with_the_stack(caplog: pytest.LogCa
     assert end.startswith("rank 3: the event loop goes on; actor 'c' had blocked it for ")
 
 
-async def test_an_observer_that_raises_is_logged_and_the_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_raises_is_logged_and_the_others_are_notified(caplog: pytest.LogCaptureFixture) -> None:
     watch = LoopWatch(rank=0, describe=lambda task: None)
     reports = Reports()
 
@@ -152,7 +152,7 @@ async def test_an_observer_that_raises_is_logged_and_the_others_are_told(caplog:
     assert "broken observer" in caplog.text
 
 
-async def test_who_has_unsubscribed_is_not_told() -> None:
+async def test_a_removed_subscriber_is_not_notified() -> None:
     watch = LoopWatch(rank=0, describe=lambda task: None)
     gone, reports = Reports(), Reports()
     unsubscribe = watch.subscribe(gone)

@@ -31,7 +31,7 @@ def test_without_other_progress_reports_are_counted() -> None:
     assert progress_of(values) == ("reports", 2.0, None)
 
 
-def test_progress_that_is_told_counts_and_not_the_reports() -> None:
+def test_progress_that_is_reported_counts_and_not_the_reports() -> None:
     values = ReportedValues()
     values.take({"loss": 2.0})
     values.note_progress("train", 7.0, 10.0)

@@ -260,11 +260,11 @@ def test_a_blocked_loop_is_reported_whatever_is_known_of_it(kind: str) -> None:
     def describe_it(_: FrameType) -> str:
         return str(value)
 
-    told: list[Blocked] = []
+    reported: list[Blocked] = []
     watch = LoopWatch(rank=0, blocked_after=0.1, describe=describe_it)
     watch.subscribe(lambda _: (_ for _ in ()).throw(ValueError(Hostile(ValueError("no")))))
     watch.subscribe(lambda _: Hostile(ValueError("no")).__str__())
-    watch.subscribe(told.append)
+    watch.subscribe(reported.append)
 
     class Gone(Sleeper):
         def __init__(self) -> None:
@@ -277,8 +277,8 @@ def test_a_blocked_loop_is_reported_whatever_is_known_of_it(kind: str) -> None:
             watch._news.clear()  # noqa: SLF001  # the watch's own thread is left out: each step of a report is taken by hand
             return describe(sys._getframe()), format_frames([sys._getframe()])  # noqa: SLF001  # documented in the library reference; a frame of this test is what is reported
 
-    watch._news.wait = lambda timeout=None: True  # type: ignore[method-assign]  # noqa: SLF001  # no time passes: the wait between two looks is replaced
+    watch._news.wait = lambda timeout=None: True  # type: ignore[method-assign]  # noqa: SLF001  # no time passes: the wait between two inspections is replaced
     watch._report(0.0, Gone())  # noqa: SLF001  # reports once, by hand, a loop that no thread watches
-    assert [blocked.is_over for blocked in told] == [False, True]
-    assert all(str(blocked) for blocked in told)
+    assert [blocked.is_over for blocked in reported] == [False, True]
+    assert all(str(blocked) for blocked in reported)
     assert FailureReport(type_name="x", message="", traceback="").blames is None

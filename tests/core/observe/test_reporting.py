@@ -117,7 +117,7 @@ def test_a_variable_that_names_no_descriptor_is_a_usage_error(value: str) -> Non
         Reporter.from_environment({"ASYNCPAR_REPORT_FD": value})
 
 
-def test_a_program_that_inherited_the_variable_from_a_rank_is_told_how_to_be_started() -> None:
+def test_a_program_that_inherited_the_variable_from_a_rank_learns_how_to_be_started() -> None:
     with pytest.raises(UsageError, match="is no rank: start it without the ASYNCPAR_ variables"):
         Reporter.from_environment({"ASYNCPAR_REPORT_FD": "99999"})
 

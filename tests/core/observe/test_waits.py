@@ -39,7 +39,7 @@ def test_a_notice_is_a_sentence() -> None:
     assert str(notice(None)).endswith("has waited 10 s for any rank")
 
 
-def test_a_cycle_is_found_from_each_of_its_ranks_and_said_alike() -> None:
+def test_a_cycle_is_found_from_each_of_its_ranks_and_reported_alike() -> None:
     waits = [wait(0, 1, 1), wait(1, 2, 2), wait(2, 0, 3), wait(3, 0, 4)]
     texts = {describe_cycle(find_cycle(waits, rank)) for rank in (0, 1, 2)}
     assert texts == {
@@ -73,7 +73,7 @@ def test_a_rank_that_waits_itself_is_not_the_culprit() -> None:
     assert text.startswith("ranks 0, 1, 3 wait for rank 2 (b), which sleeps;")
 
 
-def test_a_deadlock_is_said_once() -> None:
+def test_a_deadlock_is_reported_once() -> None:
     assert sum_up({rank: notice(1 - rank, cycle="deadlock: x") for rank in (0, 1)}) == ["deadlock: x"]
 
 
@@ -113,21 +113,21 @@ def test_ranks_are_spelled_in_runs() -> None:
 
 
 def test_an_observer_reports_the_wait_that_began_first() -> None:
-    told: list[tuple[WaitNotice | None, bool]] = []
+    reported: list[tuple[WaitNotice | None, bool]] = []
 
     class Recording(Reporter):
         def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
-            told.append((notice, has_failed))
+            reported.append((notice, has_failed))
 
     observer = RankObserver(0)
     observer.reporter = Recording(None)
     one, two = notice(1), notice(2)
-    observer.tell_waiting("a", one)
-    observer.tell_waiting("b", two)
-    observer.tell_over("a", has_failed=False)
-    observer.tell_over("b", has_failed=True)
-    observer.tell_over("b", has_failed=True)
-    assert told == [(one, False), (one, False), (two, False), (None, True)]
+    observer.report_waiting("a", one)
+    observer.report_waiting("b", two)
+    observer.report_over("a", has_failed=False)
+    observer.report_over("b", has_failed=True)
+    observer.report_over("b", has_failed=True)
+    assert reported == [(one, False), (one, False), (two, False), (None, True)]
 
 
 @pytest.mark.parametrize(
@@ -144,41 +144,41 @@ def test_other_thresholds_are_refused(text: str) -> None:
 
 
 def test_an_actor_that_holds_things_up_is_named_with_its_rank() -> None:
-    told = WaitNotice(operation="go() of actor 'a'", seconds=10.0, culprit=1, host="b", where="sleeps", actor="a")
-    assert str(told) == "go() of actor 'a' has waited 10 s for actor 'a' on rank 1 (b), which sleeps"
-    assert sum_up({0: told}) == [
+    reported = WaitNotice(operation="go() of actor 'a'", seconds=10.0, culprit=1, host="b", where="sleeps", actor="a")
+    assert str(reported) == "go() of actor 'a' has waited 10 s for actor 'a' on rank 1 (b), which sleeps"
+    assert sum_up({0: reported}) == [
         "rank 0 waits for actor 'a' on rank 1 (b), which sleeps; go() of actor 'a' has waited 10 s"
     ]
 
 
 def test_the_program_of_a_rank_does_not_explain_its_actor() -> None:
-    told = WaitNotice(operation="go() of actor 'a'", seconds=10.0, culprit=1, host="b", where="sleeps", actor="a")
-    [behind] = sum_up({0: told, 1: notice(0), 2: notice(1)})
+    reported = WaitNotice(operation="go() of actor 'a'", seconds=10.0, culprit=1, host="b", where="sleeps", actor="a")
+    [behind] = sum_up({0: reported, 1: notice(0), 2: notice(1)})
     assert behind.startswith("ranks 0-2 wait for actor 'a' on rank 1 (b), which sleeps; go() of actor 'a' has waited")
-    for_actor, for_rank = sum_up({0: told, 2: notice(1)})
+    for_actor, for_rank = sum_up({0: reported, 2: notice(1)})
     assert for_actor.startswith("rank 0 waits for actor 'a' on rank 1 (b)")
     assert for_rank.startswith("rank 2 waits for rank 1 (b)")
 
 
 def test_a_collective_is_reported_before_an_ask_that_waits_for_longer() -> None:
-    told: list[WaitNotice | None] = []
+    reported: list[WaitNotice | None] = []
 
     class Recording(Reporter):
         def waiting(self, notice: WaitNotice | None, *, has_failed: bool = False) -> None:
-            told.append(notice)
+            reported.append(notice)
 
     observer = RankObserver(0)
     observer.reporter = Recording(None)
     ask, collective = WaitNotice(operation="go()", seconds=10.0, culprit=1, actor="a"), notice(2)
-    observer.tell_waiting("ask", ask)
-    observer.tell_waiting("collective", collective)
-    assert told == [ask, collective]
+    observer.report_waiting("ask", ask)
+    observer.report_waiting("collective", collective)
+    assert reported == [ask, collective]
 
 
 @pytest.mark.parametrize("seconds", [1.0, 12.0])
-def test_what_takes_long_is_told_once_and_when_it_is_over(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_takes_long_is_reported_once_and_when_it_is_over(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        with RankObserver(3).telling(lambda after: WaitNotice(operation=JOINING, seconds=after, where="the others")):
+        with RankObserver(3).reporting(lambda after: WaitNotice(operation=JOINING, seconds=after, where="the others")):
             await asyncio.sleep(seconds)
 
     with caplog.at_level(logging.WARNING):

@@ -65,7 +65,7 @@ START: Final = Lineage(0, b"start")
 STEP_SECONDS: Final = 0.05
 AGAIN_SECONDS: Final = 0.2
 LOST_SECONDS: Final = 5.0
-"""After so many seconds a rank that has not voted is held for lost."""
+"""After so many seconds a rank that has not voted is declared lost."""
 FETCH_SECONDS: Final = 1.0
 RESTART_SECONDS: Final = 1.0
 

@@ -363,7 +363,7 @@ def test_a_slot_that_crashed_too_often_starts_again_when_its_crashes_are_long_ag
     assert host.machine.next_deadline is None
 
 
-def test_a_rank_that_is_held_for_lost_is_ended_and_its_end_is_no_crash() -> None:
+def test_a_rank_that_is_declared_lost_is_ended_and_its_end_is_no_crash() -> None:
     host = Host(ElasticMode.RANKS, restarts=0)
     host.feed(MemberDismissed("a/0/0", "did not answer"))
     assert host.of(SignalRank) == [SignalRank(0, signal.SIGKILL)]

@@ -1,4 +1,4 @@
-"""Agents that a leader holds for lost, and those that have time yet."""
+"""Agents that a leader declares lost, and those that have time yet."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_group_without_a_leader_needs_the_voter() -> None:
         place(None, ("b:1",), Answering(leaderless))
 
 
-def test_who_was_held_for_lost_or_serves_elsewhere_asks_the_others() -> None:
+def test_who_was_declared_lost_or_serves_elsewhere_asks_the_others() -> None:
     now = encode_entry(entry(OTHER, NEW, generation=9))
     for stored, own in (
         (replace(STORED, decided=entry(OTHER)), NEW),

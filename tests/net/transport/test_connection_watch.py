@@ -108,7 +108,7 @@ def test_a_peer_is_known_however_grpc_spells_it(peer: str, place: tuple[str, int
 
 
 @pytest.fixture(autouse=True)
-def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the watch look twenty times a second also while nothing is wrong."""
     monkeypatch.setattr(connection_watch, "CALM_SECONDS", 0.05)
 

@@ -145,7 +145,7 @@ MISSING: dict[str, Missing] = {
         patches=((elastic_ranks, "_OF_A_WORLD", ()), (ElasticRanks, "_announced", _ends_at_once)),
     ),
     "stops-are-reported": Missing(
-        prevents="a host ends its stopped rank although nobody else that has the state is heard",
+        prevents="a host ends its stopped rank although nobody else that has the state answers",
         siege=Siege(size=2, witnesses=1, kinds=("pause_rank", "pause"), of_others=("pause_rank",), pair_chance=1.0),
         patches=((ElasticRanks, "_silent", lambda ranks, slot, how: ranks._free(slot, how)),),  # noqa: SLF001
     ),
@@ -164,7 +164,7 @@ MISSING: dict[str, Missing] = {
         ),
     ),
     "leaving-is-a-fact": Missing(
-        prevents="only a leader that leaves, too, has heard that a host leaves, and its vote is missed for good",
+        prevents="only a leader that leaves, too, was notified that a host leaves, and its vote is missed for good",
         siege=LEAVING,
         patches=((HostFacts, "note", _forgets_who_leaves), (world_service, "_LEAVE_SECONDS", 3.0)),
     ),

@@ -35,7 +35,7 @@ def check_sums(result: SimulationResult) -> None:
 
 
 def check_named(result: SimulationResult) -> None:
-    """Who is named as lost had a fault, or has ended because of one, unless who says it had one and hears nobody."""
+    """A rank that is named as lost had a fault, or ended because of one, unless the one that names it had one."""
     faulty = {node for fault in result.faults for node in fault.nodes}
     for node, error in result.errors.items():
         if isinstance(error, ap.PeerLost) and error.rank is not None and node not in faulty:
@@ -132,7 +132,7 @@ async def bits(ballast: int = 1, seconds: float = 0.005, until: int = UNTIL) -> 
 WITHIN = 10.0
 """Virtual seconds after the last fault within which another step is committed."""
 QUARREL = UNREACHABLE_WORLDS * LINK_SECONDS + 1.0
-"""The same where two members do not hear each other: in so many worlds each link has to be silent for its time."""
+"""The same where two members do not reach each other: in so many worlds each link has to be silent for its time."""
 
 
 def check_goes_on(result: SimulationResult, until: int = UNTIL) -> None:

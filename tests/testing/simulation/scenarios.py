@@ -143,7 +143,7 @@ async def _sum_in_memory(channel: Channel, sequence: int, own: float) -> float:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    """Look at the memory again and again, as it tells nobody of what is written there."""
+    """Read the memory again and again, as it notifies nobody of what is written there."""
     while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
@@ -226,7 +226,7 @@ def check_nothing(result: SimulationResult) -> None:
 
 
 def check_awake(result: SimulationResult) -> None:
-    """Who was stopped, or out of reach, until it was held for lost commits nothing any more."""
+    """A rank that was stopped, or out of reach, until it was declared lost commits nothing any more."""
     check_bits(result)
     for fault in result.faults:
         lost_at = fault.at + LAST_HOLDER_SECONDS + SILENT_SECONDS
@@ -355,7 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
     "frame-numbers": Scenario(main=tells, check=check_tells, kinds=("replay",), faults=3),
     "payload-checksums": DAMAGE,
     "header-checksums": DAMAGE,
-    "leaving-is-told": Scenario(main=sums, check=check_sums, size=4),
+    "leaving-is-announced": Scenario(main=sums, check=check_sums, size=4),
     "one-dial-wins": DIALS,
     "one-dial-goes-on": Scenario(main=in_pairs, check=check_soon),
     "dials-have-a-deadline": Scenario(main=dials_late, check=check_dials_late, settings={"faults": [STOPPED]}),

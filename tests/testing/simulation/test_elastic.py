@@ -52,7 +52,7 @@ def test_training_with_every_kind_of_state_has_the_same_bits() -> None:
     explore(main, size=3, seeds=range(max(5, SEEDS // 20)), elastic=True, faults=2, kinds=ELASTIC, check=check)
 
 
-def test_one_of_two_members_that_do_not_hear_each_other_is_lost_and_the_others_go_on() -> None:
+def test_one_of_two_members_that_do_not_reach_each_other_is_lost_and_the_others_go_on() -> None:
     silence = Fault(at=0.0, kind="silence", node=0, peer=1, seconds=18.1)
     result = simulate(bits, size=3, seed=51, elastic=True, faults=[silence], check=check_bits)
     assert {0, 2} <= set(result.results)

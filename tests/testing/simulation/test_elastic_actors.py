@@ -21,7 +21,7 @@ UNTIL = 6
 
 
 class Numbers(ElasticActor):
-    """Gives out numbers, and notes where it lives and what it hears."""
+    """Gives out numbers, and notes where it lives and which worlds are announced to it."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -85,7 +85,7 @@ async def draws() -> int | None:
 
 
 def check(result: SimulationResult) -> None:
-    """Numbers are given once; what a caller did not get, it was told of."""
+    """Numbers are given once; a caller is notified of what it did not get."""
     given = [entry.content[1] for entry in result.notes if entry.content[0] == "given"]
     assert len(set(given)) == len(given), sorted(number for number in given if given.count(number) > 1)
     assert given
@@ -95,8 +95,8 @@ def check(result: SimulationResult) -> None:
     for entry in result.notes:
         if entry.content[0] == "world":
             lives.setdefault((entry.node, entry.incarnation), []).append(entry.content[1])
-    for heard in lives.values():
-        assert heard == sorted(set(heard)), "a world is heard of once, in order"
+    for received in lives.values():
+        assert received == sorted(set(received)), "a world is announced once, in order"
 
 
 @pytest.mark.timeout(1800)
@@ -109,12 +109,12 @@ def test_no_number_is_given_twice_under_every_kind_of_fault() -> None:
     ("seed", "faults"),
     [
         pytest.param(
-            22, [Fault(at=0.146, kind="replay", node=2, peer=1)], id="an actor tells its caller of a lost mirror"
+            22, [Fault(at=0.146, kind="replay", node=2, peer=1)], id="an actor reports to its caller a lost mirror"
         ),
         pytest.param(
             6,
             [Fault(at=0.045, kind="damage", node=2, peer=1), Fault(at=0.05, kind="isolate", node=0, seconds=0.02)],
-            id="an actor tells its caller of a damaged link to a mirror",
+            id="an actor reports to its caller a damaged link to a mirror",
         ),
         pytest.param(148, [Fault(at=0.14, kind="crash", node=1, seconds=2.8)], id="an actor saves as its node closes"),
     ],

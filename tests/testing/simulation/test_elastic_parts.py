@@ -64,7 +64,7 @@ def test_runs_with_faults_come_to_the_same_as_runs_without(program: str) -> None
 
 @pytest.mark.timeout(1800)
 def test_operations_of_the_program_itself_end_with_the_world_and_not_the_job() -> None:
-    """A rank whose block was ended cancels its operation: another may hear that before it hears of the change."""
+    """A rank whose block was ended cancels its operation: another may receive that before it receives the change."""
 
     async def main() -> list[float]:
         async with ap.elastic(portions=4) as job:

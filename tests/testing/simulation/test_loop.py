@@ -85,17 +85,17 @@ def test_seeds_order_processes_and_timers_of_one_moment_differently() -> None:
 
 
 def test_a_dead_process_runs_nothing_any_more_not_even_finally() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     async def victim() -> None:
         try:
             await asyncio.sleep(100.0)
         finally:
-            heard.append("finally")
+            received.append("finally")
 
     async def witness() -> None:
         await asyncio.sleep(200.0)
-        heard.append("witness")
+        received.append("witness")
 
     loop = SimulationLoop(0, Trace())
 
@@ -106,11 +106,11 @@ def test_a_dead_process_runs_nothing_any_more_not_even_finally() -> None:
         await asyncio.sleep(1.0)
         loop.kill(one)
         await task
-        assert heard == ["witness"]
+        assert received == ["witness"]
 
     loop.run_until_complete(watch())
     loop.bury(1.0)
-    assert heard == ["witness", "finally"]
+    assert received == ["witness", "finally"]
     loop.close()
 
 

@@ -19,7 +19,7 @@ FIRST = {
     "frame-numbers": 6,
     "payload-checksums": 76,
     "header-checksums": 8,
-    "leaving-is-told": 1,
+    "leaving-is-announced": 1,
     "fresh-segments": 1,
     "child-groups-are-revoked": 1,
     "arrival-is-taken-back": 43,
@@ -34,9 +34,10 @@ FIRST = {
 """Seeds that are tried first, because they were found before; any other would do."""
 
 # What others guard against, and has no row of its own here:
-# - A quorum that was not reached is told to those who wait for it.  Nobody waits for the answer of one: hosts that
+# - A quorum that was not reached is reported to those who wait for it.  Nobody waits for the answer of one: hosts that
 #   reach none park by their own clocks ("parking", "lease-margin" in tests/launch/agents/safeguards.py).  The end of a
-#   world is told twice, by the director and by the links of those who leave it; who hears it: "revoke-interrupts".
+#   world is announced twice, by the director and by the links of those who leave it; who receives it:
+#   "revoke-interrupts".
 # - Heartbeats that do not come are acted on.  Between ranks the network ends links that are silent, here as elsewhere;
 #   between agents it is "silence" in tests/launch/agents/safeguards.py.
 # - A start of a process does not pass for the one before it.  Members are starts, by names that are never used again:
