@@ -17,7 +17,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.engines import polled_place
-from asyncpar.engines.dask_page import make_page
+from asyncpar.engines.dask_plugin import make_page
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines import dask_programs
