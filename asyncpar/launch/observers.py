@@ -18,11 +18,10 @@ from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.run_file import write_run
 from asyncpar.errors import UsageError
-from asyncpar.launch.flight_look import look_at_flight
 from asyncpar.launch.job_view import JobWatch, ShownJob
 from asyncpar.launch.options import ObserverOptions, Streams
-from asyncpar.launch.output_look import OutputFollower, read_output
-from asyncpar.launch.pipeline_look import look_at_pipeline
+from asyncpar.launch.output_view import OutputFollower, read_output
+from asyncpar.launch.page_views import view_flight, view_pipeline
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.observe.alarms import AlarmBoard
 from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
@@ -135,7 +134,7 @@ class Observers:
             self._pulled_at = now
         if is_kept or (page is not None and page.browsers and now >= self._drawn_at + DRAW_SECONDS):
             self._drawn_at = now
-            schedule = await look_at_pipeline(self._view, job)
+            schedule = await view_pipeline(self._view, job)
             if self._job is not None and self._job.started == job.started:
                 self._schedule = schedule or self._schedule
         read_at = None if page is None else page.lines_read_at
@@ -223,7 +222,7 @@ async def _serve_dashboard(
         names=options.dashboard_names,
         tail=observers.tail,
         output=partial(read_output, view),
-        flight=partial(look_at_flight, view),
+        flight=partial(view_flight, view),
     )
     await stack.enter_async_context(server)
     observers.dashboard = server

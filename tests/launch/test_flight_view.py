@@ -1,4 +1,4 @@
-"""Looks at recorded events for the dashboard: findings, and the last events of all ranks, bounded."""
+"""Views of recorded events for the dashboard: findings, and the last events of all ranks, bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.launch.flight_look import MOST_EVENTS, look_at_flight
+from asyncpar.launch.page_views import MOST_EVENTS, view_flight
 from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, RankSummary, pack
 
 
@@ -71,7 +71,7 @@ async def recorded(size: int, rounds: int) -> dict[int, bytes]:
 def test_it_names_who_is_absent_and_shows_the_last_events(size: int, rounds: int) -> None:
     async def main() -> dict[str, Any]:
         images = await recorded(size, rounds)
-        return await look_at_flight(RecordedJob(images, dict.fromkeys(images, "well")))
+        return await view_flight(RecordedJob(images, dict.fromkeys(images, "well")))
 
     told = ap.testing.run_virtual(main())
     assert [one["ranks"] for one in told["findings"]] == [[size - 1]]
@@ -86,7 +86,7 @@ def test_ranks_that_do_not_answer_or_answer_nonsense_are_named() -> None:
     async def main() -> dict[str, Any]:
         images: dict[int, bytes | str] = {**await recorded(3, 1)}
         images[1], images[2] = b"no ring", "it is stopped (SIGSTOP, or a debugger)"
-        return await look_at_flight(RecordedJob(images, {0: "well", 1: "well", 2: "stopped"}))
+        return await view_flight(RecordedJob(images, {0: "well", 1: "well", 2: "stopped"}))
 
     told = ap.testing.run_virtual(main())
     assert told["ranks"] == 1
@@ -106,7 +106,7 @@ def test_what_ranks_do_is_of_the_moment_of_their_events(before: str, now: str | 
     async def main() -> dict[str, Any]:
         images = await recorded(2, 1)
         answers = {} if now is None else {1: now}
-        return await look_at_flight(RecordedJob(images, dict.fromkeys(images, "well"), {1: before}, answers))
+        return await view_flight(RecordedJob(images, dict.fromkeys(images, "well"), {1: before}, answers))
 
     (finding,) = ap.testing.run_virtual(main())["findings"]
     assert finding["cause"] == cause
