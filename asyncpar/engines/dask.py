@@ -53,7 +53,7 @@ LOOK_SECONDS: Final = 1.0
 """Seconds between two inspections of the workers."""
 _MOST_MISSES: Final = 3
 """Workers that may be gone when they are asked before the job is given up."""
-_LOOK_AT_ALL: Final = "`asyncpar doctor --dask ADDRESS` looks at all"
+_CHECK_ALL: Final = "`asyncpar doctor --dask ADDRESS` checks all of them"
 _END_SECONDS: Final = 10.0
 _BUSY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class DaskEngine(GrowingEngine):
                 self._misses += 1
                 if isinstance(worker, TimeoutError) or self._misses == _MOST_MISSES:
                     cause = str(worker) or f"no answer within {ANSWER_SECONDS:g} s"
-                    raise LaunchError(f"Dask's worker {address} cannot start ranks: {cause}; {_LOOK_AT_ALL}")
+                    raise LaunchError(f"Dask's worker {address} cannot start ranks: {cause}; {_CHECK_ALL}")
                 return []
             _check_worker(address, worker)
         return [_place(address, described[address], per_place) for address in self._addresses]
@@ -290,7 +290,7 @@ async def _on_scheduler(client: Client, function: Callable[..., T], *arguments: 
             raise
         raise UsageError(
             f"Dask's scheduler lacks this asyncpar ({error}); install asyncpar {__version__} there and on all "
-            f"workers; {_LOOK_AT_ALL}"
+            f"workers; {_CHECK_ALL}"
         ) from error
     return result
 
@@ -300,7 +300,7 @@ def _check_worker(address: str, worker: Any) -> None:
     if isinstance(worker, Exception) and is_import_error(worker):
         raise UsageError(
             f"Dask's worker {address} lacks this asyncpar ({worker}); install asyncpar {__version__} there; "
-            f"{_LOOK_AT_ALL}"
+            f"{_CHECK_ALL}"
         )
     if isinstance(worker, Exception):
         raise UsageError(f"Dask's worker {address} cannot run asyncpar: {type(worker).__name__}: {worker}")

@@ -156,9 +156,9 @@ class ElasticEngineJob:
             display=EventDisplay(lambda _: None),
             reaper=reaper,
             is_for_one_job=True,
-            on_say=lambda _: None,
+            on_line=lambda _: None,
         )
-        await stack.enter_async_context(serve_elastic(self._spec.name, part, credentials, reaper, say=self._print))
+        await stack.enter_async_context(serve_elastic(self._spec.name, part, credentials, reaper, report=self._print))
         return part
 
     def _print(self, text: str) -> None:

@@ -157,8 +157,8 @@ class WholeJob:
         for agent in collecting.waiting:
             host = self._agents[agent][0] if agent in self._agents else "?"
             silent = self._hosts.get(agent)
-            told = [] if silent is None else [report.rank for report in silent[0].ranks]
-            answers += [RankAnswer(rank=rank, host=host, error="its agent does not answer") for rank in told]
+            ranks_of_host = [] if silent is None else [report.rank for report in silent[0].ranks]
+            answers += [RankAnswer(rank=rank, host=host, error="its agent does not answer") for rank in ranks_of_host]
         return sorted(answers, key=lambda answer: answer.rank)
 
 

@@ -20,6 +20,7 @@ from asyncpar.launch.protocol import (
     AgentHello,
     AgentLost,
     AgentStopped,
+    AnnounceCondition,
     AnnounceExit,
     Announcement,
     Command,
@@ -33,7 +34,6 @@ from asyncpar.launch.protocol import (
     RankEnded,
     SendOrder,
     StopRanks,
-    TellCondition,
 )
 from asyncpar.launch.vitals import NO_LIMITS, Condition, RankState, SilenceLimits
 
@@ -337,7 +337,7 @@ def stopped(rank: int, condition: Condition = Condition.STOPPED) -> RankState:
 
 def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed() -> None:
     coordinator = running()
-    told = TellCondition(0, 2, "is stopped (SIGSTOP, or a debugger)")  # ranks that ask it get no answer
+    told = AnnounceCondition(0, 2, "is stopped (SIGSTOP, or a debugger)")  # ranks that ask it get no answer
     assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == [SendOrder(agent, told) for agent in (0, 1)]
     assert coordinator.next_deadline == 31.0
     commands = coordinator.handle(CoordinatorTick(), now=31.0)
@@ -354,7 +354,7 @@ def test_a_rank_without_a_sign_of_life_is_never_condemned_unless_the_user_asks(c
     coordinator = running(silence=NO_LIMITS)
     told = [
         order.how
-        for _, order in orders(coordinator.handle(RankChanged(1, stopped(2, condition)), now=1.0), TellCondition)
+        for _, order in orders(coordinator.handle(RankChanged(1, stopped(2, condition)), now=1.0), AnnounceCondition)
     ]
     assert told == [CONDITION_WORDS[condition]] * 2, "the others hear of it"
     assert coordinator.next_deadline is None
@@ -364,7 +364,7 @@ def test_a_rank_without_a_sign_of_life_is_never_condemned_unless_the_user_asks(c
 def test_the_others_hear_where_a_rank_is_stopped() -> None:
     coordinator = running()
     state = replace(stopped(2), place="train.py:9")
-    [first, _] = orders(coordinator.handle(RankChanged(1, state), now=1.0), TellCondition)
+    [first, _] = orders(coordinator.handle(RankChanged(1, state), now=1.0), AnnounceCondition)
     assert first[1].how == "is stopped (SIGSTOP, or a debugger), at train.py:9"
 
 

@@ -29,12 +29,12 @@ def test_it_is_said_who_is_there_and_missing_and_again_after_a_while() -> None:
     gathering = HostArrivals(3, may_name=True)
     gathering.change(0.0)
     assert gathering.next_deadline == FIRST_SECONDS
-    assert gathering.say([hello("a", 0)], 1.0) == ""
+    assert gathering.report([hello("a", 0)], 1.0) == ""
     text = "waiting for hosts: 1 of 3 are here (a); missing: --node-rank 1, 2"
-    assert gathering.say([hello("a", 0)], 2.0) == text
+    assert gathering.report([hello("a", 0)], 2.0) == text
     assert gathering.next_deadline == 2.0 + AGAIN_SECONDS
     gathering.change(3.0)
-    assert gathering.say([hello("a", 0), hello("b")], 5.0) == "waiting for hosts: 2 of 3 are here (a, b)"
+    assert gathering.report([hello("a", 0), hello("b")], 5.0) == "waiting for hosts: 2 of 3 are here (a, b)"
     gathering.end()
     assert gathering.next_deadline is None
 

@@ -92,7 +92,7 @@ def test_jobs_of_other_users_are_said_and_nothing_else_of_them(
     with pytest.raises(LaunchError) as raised:
         find_job(environment, None)
     assert str(raised.value) == (
-        "no job of yours runs on this host; jobs of other users run here (ada, eva), and only they can look at them"
+        "no job of yours runs on this host; jobs of other users run here (ada, eva), and only they can inspect them"
     )
 
 

@@ -132,7 +132,7 @@ async def test_a_look_that_fails_is_said_once_and_the_next_ones_are_made(
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()
-    assert said == [f"the job could not be looked at: {type(failure).__name__}: {failure}"]
+    assert said == [f"the job could not be inspected: {type(failure).__name__}: {failure}"]
 
 
 async def test_a_last_look_that_fails_does_not_end_the_launcher() -> None:
@@ -142,7 +142,7 @@ async def test_a_last_look_that_fails_does_not_end_the_launcher() -> None:
 
     said: list[str] = []
     await Observers(Torn(job(rank(0))), said.append, None).finish(JobOutcome(0, ""))
-    assert said == ["the job could not be looked at: RuntimeError: torn"]
+    assert said == ["the job could not be inspected: RuntimeError: torn"]
 
 
 async def test_the_launcher_says_alarms() -> None:

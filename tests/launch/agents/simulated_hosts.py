@@ -20,7 +20,7 @@ from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.interruption import Interruption
 from asyncpar.errors import AsyncparError, LaunchError
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.host_protocol import RankGone, RankWrote, SlotEvent, StartRank, WriteToRank
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob, encode_record
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.failure import RankEnd
@@ -65,7 +65,7 @@ START: Final = Lineage(0, b"start")
 STEP_SECONDS: Final = 0.05
 AGAIN_SECONDS: Final = 0.2
 LOST_SECONDS: Final = 5.0
-"""After so many seconds a rank that has not voted is held for lost."""
+"""After so many seconds a rank that has not voted is declared lost."""
 FETCH_SECONDS: Final = 1.0
 RESTART_SECONDS: Final = 1.0
 
@@ -457,7 +457,7 @@ class StrawProcesses:
         loop = asyncio.get_running_loop()
 
         def say(message: RankMessage) -> None:
-            loop.call_soon(self._feed, RankSaid(order.member, message))
+            loop.call_soon(self._feed, RankWrote(order.member, message))
 
         _note(Started(order.member))
         rank = StrawRank(self.network, order.member, say, self.may_die)

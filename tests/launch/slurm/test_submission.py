@@ -124,7 +124,7 @@ async def test_a_controller_that_is_away_for_a_while_does_not_end_the_wait(slurm
 
 async def test_a_job_that_slurm_has_forgotten_is_told(slurm: FakeSlurm) -> None:
     slurm.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
-    with pytest.raises(LaunchError, match=r"^Slurm does not tell of job 77: .*Invalid job id"):
+    with pytest.raises(LaunchError, match=r"^Slurm does not report job 77: .*Invalid job id"):
         await QueuedJob("77", "", Path("out")).wait()
 
 
