@@ -192,7 +192,7 @@ async def find_room() -> None:
     """Wait, for a bounded time, until there are descriptors for one more rank; after that, opening them fails."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ROOM_PATIENCE
-    while not has_room(_DESCRIPTORS_OF_A_START) and loop.time() < deadline:  # noqa: ASYNC110 - no event tells of it
+    while not has_room(_DESCRIPTORS_OF_A_START) and loop.time() < deadline:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(_POLL_EVERY)
 
 

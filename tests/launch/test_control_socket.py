@@ -130,17 +130,6 @@ async def lose_an_agent_that_is_asked() -> None:
     assert loop.time() == began
 
 
-async def test_listeners_get_each_summary() -> None:
-    view = WholeJob(JobSummary(job="train", pid=1, time=0.0))
-    seen: list[JobSummary] = []
-    leave = view.subscribe(seen.append)
-    view.arrived(7, "a", lambda _: None)
-    view.take(7, observed("a", 0))
-    leave()
-    view.take(7, observed("a", 0))
-    assert [len(one.ranks) for one in seen] == [1]
-
-
 async def test_torn_messages_of_an_agent_are_dropped() -> None:
     view = WholeJob(JobSummary(job="train", pid=1, time=0.0))
     view.arrived(7, "a", lambda _: None)

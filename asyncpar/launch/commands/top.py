@@ -137,11 +137,11 @@ def _paint(summary: JobSummary, unanswered: str, columns: int, lines: int) -> Te
 
 
 @contextmanager
-def _read_keys(descriptor: int = 0) -> Iterator[Callable[[float], str]]:
+def _read_keys() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits so many seconds for keys, and returns those that were pressed ("": none).
 
-    Inside the block, keys arrive one by one and are not echoed; Ctrl-C interrupts as usual.  Where ``descriptor`` is
-    not a terminal, or the system has none, the function only waits.  A terminal that is gone counts as q.
+    Inside the block, keys arrive one by one and are not echoed; Ctrl-C interrupts as usual.  Where stdin is not a
+    terminal, or the system has none, the function only waits.  A terminal that is gone counts as q.
     """
     try:
         import termios  # neither exists on every system
@@ -149,24 +149,24 @@ def _read_keys(descriptor: int = 0) -> Iterator[Callable[[float], str]]:
     except ImportError:
         yield _only_wait
         return
-    if not os.isatty(descriptor):
+    if not os.isatty(0):
         yield _only_wait
         return
 
     def wait(seconds: float) -> str:
-        if not select.select([descriptor], [], [], seconds)[0]:
+        if not select.select([0], [], [], seconds)[0]:
             return ""
         try:
-            return os.read(descriptor, 64).decode(errors="replace") or "q"
+            return os.read(0, 64).decode(errors="replace") or "q"
         except OSError:
             return "q"
 
-    before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor, termios.TCSANOW)
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0, termios.TCSANOW)
     try:
         yield wait
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 def _only_wait(seconds: float) -> str:
