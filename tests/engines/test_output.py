@@ -49,7 +49,7 @@ def test_progress_is_lines_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_what_all_agents_say_is_shown_once_and_again_when_it_is_said_again() -> None:
+def test_a_message_of_all_agents_is_shown_once_and_again_when_it_is_repeated() -> None:
     messages = PlaceMessages()
     text = PlaceOutput(b"asyncpar launch: rank 3 exited with code 1; stopping all ranks\n", True, True)
     other = PlaceOutput(b"asyncpar launch: all ranks start again\n", True, True)

@@ -46,7 +46,7 @@ def test_a_good_end() -> None:
     assert machine.handle(WorkersGone(0), now=1.1) == [ReportStopped(0), Exit(JobOutcome(0))]
 
 
-def test_the_end_may_be_told_after_the_ranks_are_gone() -> None:
+def test_the_end_may_be_reported_after_the_ranks_are_gone() -> None:
     machine = running()
     assert machine.handle(WorkersGone(0), now=1.0) == [ReportStopped(0)]
     assert machine.next_deadline is None
@@ -168,7 +168,7 @@ def test_nobody_is_signalled_when_all_have_ended_by_themselves() -> None:
     assert machine.next_deadline is None
 
 
-def test_a_signal_does_not_wait_for_the_reason_to_be_heard() -> None:
+def test_a_signal_does_not_wait_until_the_reason_arrives() -> None:
     machine = running()
     machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
     commands = machine.handle(Signalled(signal.SIGINT), now=1.1)
@@ -176,7 +176,7 @@ def test_a_signal_does_not_wait_for_the_reason_to_be_heard() -> None:
     assert machine.next_deadline == 11.1
 
 
-def test_a_condemned_rank_is_told_to_the_others_and_killed() -> None:
+def test_a_condemned_rank_is_announced_to_the_others_and_killed() -> None:
     machine = running()
     assert without_words(list(machine.handle(GiveUpRank(0, LOSS), now=1.0))) == [NotifyRanks(LOSS), KillRank(1)]
     assert machine.handle(GiveUpRank(7, LOSS), now=1.0) == []

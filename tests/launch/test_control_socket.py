@@ -43,7 +43,7 @@ async def test_status_and_ranks_over_paths_of_any_length(tmp_path: Path, depth: 
     assert not path.exists()
 
 
-async def test_nobody_there_is_said(tmp_path: Path) -> None:
+async def test_a_job_that_is_gone_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="does not answer"):
         await ask(tmp_path / "control", ControlRequest(kind="status"))
 

@@ -325,7 +325,7 @@ def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
     assert finishes(coordinator.handle(CoordinatorTick(), now=deadline))[0].exit_code == 3
 
 
-def test_an_agent_that_comes_after_the_end_is_told() -> None:
+def test_an_agent_that_comes_after_the_end_is_notified() -> None:
     coordinator = machine()
     coordinator.handle(CoordinatorTick(), now=30.0)
     assert finishes(coordinator.handle(AgentArrived(5, hello(1)), now=31.0))[5].exit_code == 1
@@ -361,7 +361,7 @@ def test_a_rank_without_a_sign_of_life_is_never_condemned_unless_the_user_asks(c
     assert coordinator.handle(CoordinatorTick(), now=1e6) == []
 
 
-def test_the_others_hear_where_a_rank_is_stopped() -> None:
+def test_the_others_learn_where_a_rank_is_stopped() -> None:
     coordinator = running()
     state = replace(stopped(2), place="train.py:9")
     [first, _] = orders(coordinator.handle(RankChanged(1, state), now=1.0), AnnounceCondition)

@@ -25,7 +25,7 @@ def said(commands: list[Command]) -> list[str]:
     ]
 
 
-def test_it_is_said_who_is_there_and_missing_and_again_after_a_while() -> None:
+def test_hosts_that_are_there_and_missing_are_reported_and_again_after_a_while() -> None:
     gathering = HostArrivals(3, may_name=True)
     gathering.change(0.0)
     assert gathering.next_deadline == FIRST_SECONDS
@@ -39,14 +39,14 @@ def test_it_is_said_who_is_there_and_missing_and_again_after_a_while() -> None:
     assert gathering.next_deadline is None
 
 
-def test_a_refusal_is_said_once_and_not_for_ever() -> None:
+def test_a_refusal_is_reported_once_and_not_for_ever() -> None:
     gathering = HostArrivals(3, may_name=True)
     assert gathering.refuse("an agent at 10.0.0.9", "it has another secret").startswith("refused an agent at 10.0.0.9")
     assert gathering.refuse("an agent at 10.0.0.9", "it has another secret") == ""
     assert sum(bool(gathering.refuse(f"an agent at {number}", "x")) for number in range(1000)) == 19
 
 
-def test_the_launchers_hear_of_waiting_and_of_refusals() -> None:
+def test_the_launchers_are_notified_of_waiting_and_of_refusals() -> None:
     machine = CoordinatorMachine(JobSettings(job="j", nnodes=3, version="1"), now=0.0)
     machine.handle(AgentArrived(0, hello("a", 0)), now=0.0)
     assert machine.next_deadline == FIRST_SECONDS
@@ -60,7 +60,7 @@ def test_the_launchers_hear_of_waiting_and_of_refusals() -> None:
     assert text == "refused an agent at 10.0.0.9: it has another secret"
 
 
-def test_nothing_is_said_of_hosts_that_come_at_once() -> None:
+def test_nothing_is_reported_of_hosts_that_come_at_once() -> None:
     machine = CoordinatorMachine(JobSettings(job="j", nnodes=3, version="1"), now=0.0)
     commands = [c for place in range(3) for c in machine.handle(AgentArrived(place, hello("h", place)), now=0.1)]
     assert said(commands) == []

@@ -36,7 +36,7 @@ def summary_of(text: str) -> list[str]:
     return text[text.index("asyncpar launch: rank ", begun) :].splitlines()
 
 
-def test_an_exception_is_told_in_ten_lines_with_the_programs_frames(launcher: Launcher) -> None:
+def test_an_exception_is_reported_in_ten_lines_with_the_programs_frames(launcher: Launcher) -> None:
     script = launcher.script(STEPS.format(failure="raise ValueError('bad batch 7')"))
     done = launcher.run("--nproc-per-node", "3", script)
     lines = summary_of(done.stderr)
@@ -88,7 +88,7 @@ def test_all_frames_are_shown_on_demand(launcher: Launcher) -> None:
         ],
     ),
 )
-def test_ranks_that_fail_alike_are_told_once(launcher: Launcher, program: str, kind: str, frame: str) -> None:
+def test_ranks_that_fail_alike_are_reported_once(launcher: Launcher, program: str, kind: str, frame: str) -> None:
     path = launcher.pids_directory.parent / "broken.py"
     path.write_text(program + "\n")
     done = launcher.run("--nproc-per-node", "3", str(path))
@@ -100,7 +100,7 @@ def test_ranks_that_fail_alike_are_told_once(launcher: Launcher, program: str, k
 
 
 @pytest.mark.soak
-def test_a_killed_rank_is_first_however_fast_others_hear_of_it(launcher: Launcher) -> None:
+def test_a_killed_rank_is_first_however_fast_others_notice(launcher: Launcher) -> None:
     script = launcher.script(STEPS.format(failure="os.kill(os.getpid(), signal.SIGKILL)"))
     done = launcher.run("--nproc-per-node", "3", script)
     lines = summary_of(done.stderr)
@@ -149,7 +149,7 @@ def test_a_consequence_in_other_words_is_not_first(launcher: Launcher) -> None:
 
 
 @pytest.mark.soak
-def test_a_failure_that_is_followed_by_a_restart_is_told_too(launcher: Launcher) -> None:
+def test_a_failure_that_is_followed_by_a_restart_is_reported_too(launcher: Launcher) -> None:
     script = launcher.script("""
         register()
         if os.environ["ASYNCPAR_RESTART_COUNT"] == "0":

@@ -52,7 +52,7 @@ IN_TURN = """
 """Ranks wait for one that has not come, for one that sleeps, for an actor, and for each other."""
 
 
-def test_each_wait_is_said_once_with_its_culprit_and_place_and_when_it_is_over(
+def test_each_wait_is_reported_once_with_its_culprit_and_place_and_when_it_is_over(
     launcher: Launcher, eventually: Eventually
 ) -> None:
     printed = launcher.directory / "printed"

@@ -100,7 +100,7 @@ async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> No
 
 
 @pytest.mark.parametrize("seed", chosen((0,), soak=range(3)))
-async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_connection_breaks(seed: int) -> None:
+async def test_messages_of_both_sides_come_once_and_in_order_however_often_the_connection_breaks(seed: int) -> None:
     chance = random.Random(seed)
     taken: list[agent_machine.Event] = []
     async with coordinator() as (recorder, service, proxy):

@@ -52,7 +52,7 @@ def member() -> Vitals:
     return vitals
 
 
-def test_a_stopped_process_is_told_at_the_next_look_and_only_then() -> None:
+def test_a_stopped_process_is_reported_at_the_next_inspection_and_only_then() -> None:
     vitals = Vitals()
     assert not vitals.update(RUNS, now=0.0)
     assert vitals.update(STOPPED, now=LOOK_SECONDS)

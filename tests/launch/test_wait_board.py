@@ -21,7 +21,7 @@ def board(*told: WaitReport) -> WaitBoard:
     return made
 
 
-def test_news_wait_for_those_of_other_ranks_and_are_said_once() -> None:
+def test_news_wait_for_those_of_other_ranks_and_are_reported_once() -> None:
     waits = board(waiting(0, 2, where="sleeps at t.py:1"))
     assert waits.report(1.1) == []
     waits.take(waiting(1, 2), 1.2)
@@ -32,7 +32,7 @@ def test_news_wait_for_those_of_other_ranks_and_are_said_once() -> None:
     assert waits.report(3.0) == []
 
 
-def test_the_end_is_said() -> None:
+def test_the_end_is_reported() -> None:
     waits = board(waiting(0, 2), waiting(1, 2))
     waits.report(2.0)
     waits.take(WaitReport(0, 0), 3.0)
@@ -52,12 +52,12 @@ def test_ranks_whose_operation_failed_do_not_go_on() -> None:
     assert len(waits.report(6.0)) == 1
 
 
-def test_what_is_over_before_it_is_said_is_not_said() -> None:
+def test_what_is_over_before_it_is_reported_is_not_reported() -> None:
     waits = board(waiting(0, 2), WaitReport(0, 0))
     assert waits.report(2.0) == []
 
 
-def test_agents_know_what_a_stopped_or_blocked_rank_cannot_tell() -> None:
+def test_agents_know_what_a_stopped_or_blocked_rank_cannot_report() -> None:
     waits = board(waiting(0, 2, where="has not answered for 9.0 s"))
     waits.set_condition(2, "is stopped", 1.0)
     assert "rank 2 (b), which is stopped;" in waits.report(2.0)[0]
@@ -68,7 +68,7 @@ def test_agents_know_what_a_stopped_or_blocked_rank_cannot_tell() -> None:
     assert blocked.condition(2) == ""
 
 
-def test_a_culprit_that_is_found_stopped_or_blocked_later_is_said_once_more() -> None:
+def test_a_culprit_that_is_found_stopped_or_blocked_later_is_reported_once_more() -> None:
     waits = board(waiting(0, 2, where="has not answered for 2.2 s"))
     assert "which has not answered" in waits.report(2.0)[0]
     waits.take(WaitReport(0, 2, None, "t.py:9"), 3.0)
@@ -87,7 +87,7 @@ def test_a_rank_that_waited_itself_before_it_was_stopped_is_the_culprit() -> Non
     assert line.startswith("rank 0 waits for rank 2 (b), which is stopped;")
 
 
-def test_a_rank_that_still_waits_is_not_said_to_go_on() -> None:
+def test_a_rank_that_still_waits_is_not_reported_to_go_on() -> None:
     waits = board(waiting(0, 1))
     waits.report(2.0)
     waits.take(waiting(1, 0), 3.0)
@@ -98,7 +98,7 @@ def test_a_rank_that_still_waits_is_not_said_to_go_on() -> None:
     assert line.startswith("rank 0 waits for rank 1 (b), which is stopped;")
 
 
-def test_a_deadlock_is_said_once_also_with_ranks_behind_it() -> None:
+def test_a_deadlock_is_reported_once_also_with_ranks_behind_it() -> None:
     waits = board(waiting(0, 1, cycle="deadlock: x"), waiting(1, 0, cycle="deadlock: x"))
     assert waits.report(2.0) == ["deadlock: x"]
     waits.take(waiting(3, 0, cycle="deadlock: x"), 3.0)
@@ -111,7 +111,7 @@ def test_a_rank_that_ended_waits_no_more() -> None:
     assert waits.report(2.0) == []
 
 
-def test_what_a_rank_tells_travels() -> None:
+def test_a_ranks_report_travels() -> None:
     told = dataclasses.replace(waiting(3, 2, where="sleeps"), blocked="t.py:9")
     for each in (told, WaitReport(1, 2)):
         assert decode_wait_report(encode_wait_report(each).told) == each

@@ -85,7 +85,7 @@ async def wants_certificates(group: AgentGroup, port: int) -> bool:
     return False
 
 
-def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(group: AgentGroup, run: Run) -> None:
+def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_learns_why(group: AgentGroup, run: Run) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one")
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--elastic", "ranks", "--max-restarts", "2")

@@ -540,7 +540,7 @@ OTHERS = """
 """
 
 
-def test_a_joiner_with_other_settings_or_another_program_is_told_what_differs(group: AgentGroup) -> None:
+def test_a_joining_rank_with_other_settings_or_another_program_learns_what_differs(group: AgentGroup) -> None:
     """The same program reads a setting from outside, or is changed, after the job has begun; the others go on."""
     group.start_all("one")
     options = ("--nnodes", "1:3", "--elastic", "ranks", "--max-restarts", "0", "--last-call", "0")
@@ -576,7 +576,7 @@ HURRIED = """
 """The command, which gives an agent that it joins less time to answer than users' commands do."""
 
 
-def test_what_cannot_be_is_said_in_one_line(group: AgentGroup, run: Run) -> None:
+def test_what_cannot_be_is_reported_in_one_line(group: AgentGroup, run: Run) -> None:
     group.start_all("one")
     secret = ("--secret-file", str(group.secret))
     (group.folder / "other").write_bytes(os.urandom(32))

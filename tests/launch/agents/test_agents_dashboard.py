@@ -114,7 +114,7 @@ def test_launchers_that_run_a_job_as_agents_show_it(group: AgentGroup) -> None:
 
 
 @pytest.mark.parametrize("is_submitted", first(1, [True, False]))
-def test_a_page_that_cannot_be_served_is_said_before_the_job_runs(group: AgentGroup, is_submitted: bool) -> None:
+def test_a_page_that_cannot_be_served_is_reported_before_the_job_runs(group: AgentGroup, is_submitted: bool) -> None:
     endpoint = f"127.0.0.1:{group.free_port()}"
     if is_submitted:
         group.start_all("one")

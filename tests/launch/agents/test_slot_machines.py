@@ -195,7 +195,7 @@ def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_befo
         assert end.message.startswith("it is over\nrank 0 failed first: was killed by SIGKILL")
 
 
-def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_to_show() -> None:
+def test_members_with_certificates_learn_whose_each_rank_of_their_world_has_to_show() -> None:
     names = map(str, range(10))
     machine = ElasticRanks(1, record(ElasticMode.RANKS, slots=2), host="a", draw=lambda: next(names), certified=(4, 5))
     assert machine.begin(0.0) == [StartRank(0, "a/0/0@rank-4"), StartRank(1, "a/1/1@rank-5")]
@@ -290,7 +290,7 @@ def test_ranks_of_a_host_without_a_place_end_well_with_the_job() -> None:
     assert host.gone(0, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
-def test_who_comes_too_late_for_the_last_place_says_so_once_and_stays() -> None:
+def test_a_rank_that_comes_too_late_for_the_last_place_reports_so_once_and_stays() -> None:
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
     host.feed(RankWrote("a/0/0", DonorsWanted()))
@@ -504,7 +504,7 @@ def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
     assert (reported.report.lineage, reported.why) == (Lineage(4, b""), "b is lost")
 
 
-def test_ranks_that_start_with_each_world_are_told_whose_certificates_its_ranks_have() -> None:
+def test_ranks_that_start_with_each_world_learn_whose_certificates_its_ranks_have() -> None:
     host = Host(ElasticMode.RESTART, slots=2, certified=(8, 9))
     arrived = host.told[0]
     other = PlacedMember(
@@ -608,7 +608,7 @@ def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> N
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
-def test_ranks_are_told_whether_their_world_ends_by_plan(is_planned: bool) -> None:
+def test_ranks_learn_whether_their_world_ends_by_plan(is_planned: bool) -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
     host.feed(RankWrote(member, JoinWorld(Lineage(0, b""), "x")))

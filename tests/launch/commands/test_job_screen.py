@@ -60,12 +60,12 @@ def test_ranks_that_hold_the_job_up_are_not_left_out() -> None:
     assert len(screen.ranks[1:]) + int(screen.notes[0].split()[2]) == 100
 
 
-def test_a_launcher_that_does_not_answer_is_told_first() -> None:
+def test_a_launcher_that_does_not_answer_is_reported_first() -> None:
     screen = fit_job(hanging(2, 1), columns=80, lines=24, unanswered="the launcher of the job does not answer")
     assert screen.troubles[0] == "the launcher of the job does not answer"
     assert screen.notes == [HINT]
 
 
-def test_a_rank_that_told_nothing_has_its_line() -> None:
+def test_a_rank_that_reported_nothing_has_its_line() -> None:
     screen = fit_job(job(RankReport(rank=0, host="a", pid=1)), columns=40, lines=10)
     assert screen.ranks[1].split() == ["0", "a", "1", "running"]

@@ -126,7 +126,7 @@ HOLD = """
 
 
 @pytest.mark.soak
-def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher: Any) -> None:
+def test_a_rank_that_is_in_c_with_the_interpreter_lock_reports_its_stack(launcher: Any) -> None:
     process = launcher.start(
         "--nproc-per-node", "2", "--rdzv-id", "look", launcher.script(HOLD), env={"XDG_RUNTIME_DIR": ""}
     )
@@ -143,7 +143,7 @@ def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher:
     launcher.finish(process)
 
 
-def test_no_job_and_wrong_arguments_are_said_in_a_line(launcher: Any) -> None:
+def test_no_job_and_wrong_arguments_are_reported_in_a_line(launcher: Any) -> None:
     for arguments, code, words in (
         (("stacks",), 1, "no job of yours runs on this host"),
         (("status", "absent"), 1, "none of yours here is called 'absent'"),

@@ -147,7 +147,7 @@ async def test_signals_leave_the_terminal_as_it_was(
         await terminal.ends_with(code)
 
 
-async def test_a_launcher_that_does_not_answer_is_told_and_the_end_of_the_job_ends_it(
+async def test_a_launcher_that_does_not_answer_is_reported_and_the_end_of_the_job_ends_it(
     launcher: Launcher, terminal: Terminal
 ) -> None:
     def newest_says(what: str) -> bool:

@@ -67,7 +67,7 @@ def test_ranks_of_pods_find_the_secret_in_a_file_of_theirs_only(ended: list[tupl
 
 
 @pytest.mark.parametrize("ranks", first(1, [1, 2]))
-def test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause(ranks: int) -> None:
+def test_all_pods_end_when_a_rank_fails_and_the_first_reports_the_cause(ranks: int) -> None:
     with pods_of("fail", program=PROGRAM, ranks=ranks, names_after=0.1) as pods:
         ended = finish(pods, timeout=LIMIT)
     assert all(code != 0 for code, _ in ended), ended
@@ -106,7 +106,7 @@ BEHAVIOURS = {
         test_ranks_of_pods_know_their_places_and_count_without_gaps
     ),
     "test_the_first_failure_comes_first_with_its_cause": (
-        test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause
+        test_all_pods_end_when_a_rank_fails_and_the_first_reports_the_cause
     ),
     "test_cancelling_ends_all_ranks_before_it_returns": (
         test_pods.test_when_pods_are_asked_to_end_all_ranks_write_their_checkpoints
