@@ -151,8 +151,8 @@ LOSS = Loss(1, "host", "was killed by SIGKILL")
 
 def test_ranks_hear_who_is_lost_before_they_are_asked_to_end() -> None:
     machine = running()
-    told = machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
-    assert without_words(list(told)) == [NotifyRanks(LOSS)]
+    commands = machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    assert without_words(list(commands)) == [NotifyRanks(LOSS)]
     at = machine.next_deadline
     assert at is not None
     assert 1.0 < at < 1.5

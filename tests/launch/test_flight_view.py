@@ -26,7 +26,7 @@ class RecordedJob:
     ) -> None:
         """``before`` is what ranks do by the status of the job, ``now`` what they answer."""
         self._images, self._conditions = images, conditions
-        self._told = {
+        self._reported = {
             rank: RankSummary(rank=rank, pid=1, time=0.0, doing=doing) for rank, doing in (before or {}).items()
         }
         self._summaries = [
@@ -36,7 +36,7 @@ class RecordedJob:
 
     async def status(self) -> JobSummary:
         reports = tuple(
-            RankReport(rank=rank, host="a", pid=1, condition=how, summary=self._told.get(rank), age=0.9)
+            RankReport(rank=rank, host="a", pid=1, condition=how, summary=self._reported.get(rank), age=0.9)
             for rank, how in self._conditions.items()
         )
         return JobSummary(job="job", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=reports),))
@@ -73,12 +73,12 @@ def test_it_names_who_is_absent_and_shows_the_last_events(size: int, rounds: int
         images = await recorded(size, rounds)
         return await view_flight(RecordedJob(images, dict.fromkeys(images, "well")))
 
-    told = ap.testing.run_virtual(main())
-    assert [one["ranks"] for one in told["findings"]] == [[size - 1]]
-    assert f"rank {size - 1}" in told["findings"][0]["text"]
-    assert told["ranks"] == size
-    assert len(told["events"]) <= MOST_EVENTS
-    started = [event for event in told["events"] if event["state"] == "started" and event["name"] == "all_reduce"]
+    answer = ap.testing.run_virtual(main())
+    assert [one["ranks"] for one in answer["findings"]] == [[size - 1]]
+    assert f"rank {size - 1}" in answer["findings"][0]["text"]
+    assert answer["ranks"] == size
+    assert len(answer["events"]) <= MOST_EVENTS
+    started = [event for event in answer["events"] if event["state"] == "started" and event["name"] == "all_reduce"]
     assert sorted(event["rank"] for event in started) == list(range(size - 1))
 
 
@@ -88,10 +88,10 @@ def test_ranks_that_do_not_answer_or_answer_nonsense_are_named() -> None:
         images[1], images[2] = b"no ring", "it is stopped (SIGSTOP, or a debugger)"
         return await view_flight(RecordedJob(images, {0: "well", 1: "well", 2: "stopped"}))
 
-    told = ap.testing.run_virtual(main())
-    assert told["ranks"] == 1
-    assert [problem.split(":")[0] for problem in told["problems"]] == ["rank 1", "rank 2"]
-    assert "stopped" in told["problems"][1]
+    answer = ap.testing.run_virtual(main())
+    assert answer["ranks"] == 1
+    assert [problem.split(":")[0] for problem in answer["problems"]] == ["rank 1", "rank 2"]
+    assert "stopped" in answer["problems"][1]
 
 
 @pytest.mark.parametrize(

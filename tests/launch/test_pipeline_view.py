@@ -13,10 +13,10 @@ from asyncpar.testing.jobs import SyntheticJob, record_pipeline
 
 
 class Stages:
-    """A job in which the ranks that are ``told`` answer; the others do not, or have no pipeline."""
+    """A job in which the ranks of ``reports`` answer; the others do not, or have no pipeline."""
 
-    def __init__(self, told: Iterable[PipelineSummary]) -> None:
-        self._told = {one.identity.rank: pack(one) for one in told}
+    def __init__(self, reports: Iterable[PipelineSummary]) -> None:
+        self._reports = {one.identity.rank: pack(one) for one in reports}
         self.asked: list[list[int]] = []
 
     async def status(self) -> JobSummary:
@@ -28,7 +28,7 @@ class Stages:
         self.asked.append(list(ranks))
         silent = RankAnswer(rank=0, host="h", error="it is stopped")
         return [
-            RankAnswer(rank=rank, host="h", content=self._told[rank]) if rank in self._told else silent
+            RankAnswer(rank=rank, host="h", content=self._reports[rank]) if rank in self._reports else silent
             for rank in self.asked[-1]
         ]
 

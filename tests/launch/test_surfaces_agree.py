@@ -153,8 +153,8 @@ class Job:
         }
 
     def stacks(self, rank: int) -> str:
-        told, silent = sort_answers(self.ask("stacks").ranks)
-        return show_stacks({each: stacks for each, stacks in told.items() if each == rank}, silent)
+        found, silent = sort_answers(self.ask("stacks").ranks)
+        return show_stacks({each: stacks for each, stacks in found.items() if each == rank}, silent)
 
 
 def until(look: Callable[[], Any], seen: list[object]) -> Any:

@@ -14,9 +14,9 @@ def waiting(rank: int, culprit: int, *, where: str = "", cycle: str = "") -> Wai
     return WaitReport(0, rank, notice)
 
 
-def board(*told: WaitReport) -> WaitBoard:
+def board(*reports: WaitReport) -> WaitBoard:
     made = WaitBoard()
-    for each in told:
+    for each in reports:
         made.take(each, 1.0)
     return made
 
@@ -112,9 +112,9 @@ def test_a_rank_that_ended_waits_no_more() -> None:
 
 
 def test_a_ranks_report_travels() -> None:
-    told = dataclasses.replace(waiting(3, 2, where="sleeps"), blocked="t.py:9")
-    for each in (told, WaitReport(1, 2)):
+    report = dataclasses.replace(waiting(3, 2, where="sleeps"), blocked="t.py:9")
+    for each in (report, WaitReport(1, 2)):
         assert decode_wait_report(encode_wait_report(each).told) == each
-    message = encode_wait_report(told).told
+    message = encode_wait_report(report).told
     message.notice = b"{"
-    assert decode_wait_report(message) == dataclasses.replace(told, notice=None)
+    assert decode_wait_report(message) == dataclasses.replace(report, notice=None)

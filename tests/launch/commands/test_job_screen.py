@@ -35,8 +35,10 @@ def test_every_line_fits_and_so_do_all(ranks: int) -> None:
 
 def test_forty_columns_and_ten_lines_show_culprit_place_and_who_waits() -> None:
     screen = fit_job(hanging(64, 41), columns=40, lines=10)
-    told = " ".join(line.strip() for line in screen.troubles)
-    assert told.startswith("ranks 0-40, 42-63 wait for rank 41 (a), which is in user code at train.py:9; all_reduce #4")
+    troubles = " ".join(line.strip() for line in screen.troubles)
+    assert troubles.startswith(
+        "ranks 0-40, 42-63 wait for rank 41 (a), which is in user code at train.py:9; all_reduce #4"
+    )
     assert screen.ranks[0].split()[0] == "rank"
     assert "41" in [line.split()[0] for line in screen.ranks[1:]]
     assert screen.notes == [f"... and {64 - len(screen.ranks) + 1} more ranks"]

@@ -85,11 +85,11 @@ def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None
         assert "all_reduce #" in text
         assert "job.py:" in text
         stacks = launcher.look("stacks", "--json")
-        told = json.loads(stacks.stdout)
-        assert sorted(told["ranks"]) == ["0", "1", "2"]
-        assert told["silent"] == {}
-        assert told["ranks"]["2"]["text"].startswith("it is stopped (SIGSTOP, or a debugger); ")
-        assert any("which needs rank 2 at job.py:" in chain for chain in told["chains"])
+        answer = json.loads(stacks.stdout)
+        assert sorted(answer["ranks"]) == ["0", "1", "2"]
+        assert answer["silent"] == {}
+        assert answer["ranks"]["2"]["text"].startswith("it is stopped (SIGSTOP, or a debugger); ")
+        assert any("which needs rank 2 at job.py:" in chain for chain in answer["chains"])
         logs = launcher.look("logs", "-r", "1,2", "--json")
         assert json.loads(logs.stdout) == {"1": ["step 20 of rank 1"], "2": ["step 20 of rank 2"]}
         assert "has no rank 9" in launcher.look("logs", "-r", "9").stderr
