@@ -1,6 +1,6 @@
 """``ap.dask``: ranks on the workers of a Dask cluster: ``launch``, ``run`` and ``world``.
 
-Everything goes over Dask's own connections, secret and pickles included; only ranks talk to each other directly.  An
+Everything goes over Dask's own connections, secret and pickles included; only ranks communicate directly.  An
 agent on a worker is not a task of Dask, so a job starts however busy its workers' threads are; a task on each of its
 workers shows Dask that the worker is busy.  Jobs that share workers take turns: see ``gangs.py``.
 """
@@ -53,7 +53,7 @@ LOOK_SECONDS: Final = 1.0
 """Seconds between two inspections of the workers."""
 _MOST_MISSES: Final = 3
 """Workers that may be gone when they are asked before the job is given up."""
-_LOOK_AT_ALL: Final = "`asyncpar doctor --dask ADDRESS` looks at all"
+_CHECK_ALL: Final = "`asyncpar doctor --dask ADDRESS` checks all of them"
 _END_SECONDS: Final = 10.0
 _BUSY_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class DaskEngine(GrowingEngine):
     async def allocate(self, spec: JobSpec) -> Sequence[Place]:
         loop = asyncio.get_running_loop()
         self._job, per_place = spec.name, spec.per_place or 1
-        size, begun, has_told = -(-spec.ranks // per_place), loop.time(), False
+        size, begun, is_reported = -(-spec.ranks // per_place), loop.time(), False
         while True:
             wanted = await self._list_workers()
             if len(wanted) >= size:
@@ -92,8 +92,8 @@ class DaskEngine(GrowingEngine):
                 places = await self._describe(per_place) if self._addresses else []
                 if places:
                     return places
-                if not has_told and loop.time() > begun + _BUSY_SECONDS:
-                    has_told = True
+                if not is_reported and loop.time() > begun + _BUSY_SECONDS:
+                    is_reported = True
                     _log.warning("job %s waits for %d workers, which other jobs hold", spec.name, size)
             elif loop.time() >= begun + spec.wait:
                 raise UsageError(
@@ -164,12 +164,12 @@ class DaskEngine(GrowingEngine):
         return DaskHandle(self, address, number)
 
     async def failures(self) -> AsyncIterator[PlaceLost]:
-        looking = asyncio.create_task(self._look(), name="asyncpar look at Dask's workers")
+        watching = asyncio.create_task(self._watch_workers(), name="asyncpar watch Dask's workers")
         try:
             while True:
                 yield await self._lost.get()
         finally:
-            looking.cancel()
+            watching.cancel()
 
     async def release(self) -> None:
         for poll in self._polls:
@@ -190,9 +190,9 @@ class DaskEngine(GrowingEngine):
         self._numbers.clear()
         self._holds.clear()
 
-    async def tell(self, address: str, number: int, command: PlaceCommand) -> None:
+    async def send(self, address: str, number: int, command: PlaceCommand) -> None:
         """Send a command to the agent on a worker."""
-        await self._on_worker(address, dask_worker.tell_place, self._job, number, encode(command))
+        await self._on_worker(address, dask_worker.send_to_place, self._job, number, encode(command))
 
     async def _list_workers(self, *, may_miss: bool = False) -> list[str]:
         found: list[str] = await self._on_scheduler(dask_scheduler.list_workers)
@@ -220,7 +220,7 @@ class DaskEngine(GrowingEngine):
                 self._misses += 1
                 if isinstance(worker, TimeoutError) or self._misses == _MOST_MISSES:
                     cause = str(worker) or f"no answer within {ANSWER_SECONDS:g} s"
-                    raise LaunchError(f"Dask's worker {address} cannot start ranks: {cause}; {_LOOK_AT_ALL}")
+                    raise LaunchError(f"Dask's worker {address} cannot start ranks: {cause}; {_CHECK_ALL}")
                 return []
             _check_worker(address, worker)
         return [_place(address, described[address], per_place) for address in self._addresses]
@@ -240,7 +240,7 @@ class DaskEngine(GrowingEngine):
         ask = partial(self._on_worker, address, dask_worker.place_events, self._job, number)
         await pass_events_on(ask, take, partial(self._lose, number))
 
-    async def _look(self) -> None:
+    async def _watch_workers(self) -> None:
         """Report workers that leave; a connection to them may hang."""
         try:
             while True:
@@ -249,7 +249,7 @@ class DaskEngine(GrowingEngine):
                 for address, number in self._numbers.items():
                     if address not in found:
                         self._lose(number, "died, or left the cluster")
-        except Exception as error:  # noqa: BLE001  # whatever it is, nobody would hear of lost workers
+        except Exception as error:  # noqa: BLE001  # whatever it is, nothing would be reported of lost workers
             for number in self._numbers.values():
                 self._lose(number, f"cannot be reached: Dask's scheduler is lost ({type(error).__name__}: {error})")
 
@@ -278,8 +278,8 @@ class DaskHandle(Handle):
         self._address = address
         self._number = number
 
-    async def tell(self, command: PlaceCommand) -> None:
-        await self._engine.tell(self._address, self._number, command)
+    async def send(self, command: PlaceCommand) -> None:
+        await self._engine.send(self._address, self._number, command)
 
 
 async def _on_scheduler(client: Client, function: Callable[..., T], *arguments: Any) -> T:
@@ -290,7 +290,7 @@ async def _on_scheduler(client: Client, function: Callable[..., T], *arguments: 
             raise
         raise UsageError(
             f"Dask's scheduler lacks this asyncpar ({error}); install asyncpar {__version__} there and on all "
-            f"workers; {_LOOK_AT_ALL}"
+            f"workers; {_CHECK_ALL}"
         ) from error
     return result
 
@@ -300,7 +300,7 @@ def _check_worker(address: str, worker: Any) -> None:
     if isinstance(worker, Exception) and is_import_error(worker):
         raise UsageError(
             f"Dask's worker {address} lacks this asyncpar ({worker}); install asyncpar {__version__} there; "
-            f"{_LOOK_AT_ALL}"
+            f"{_CHECK_ALL}"
         )
     if isinstance(worker, Exception):
         raise UsageError(f"Dask's worker {address} cannot run asyncpar: {type(worker).__name__}: {worker}")

@@ -48,14 +48,12 @@ def _find_ledger(scheduler: Any) -> GangLedger:
     """Return the ledger of this cluster; the first call makes it, with its page."""
     ledger = scheduler.extensions.get(_LEDGER)
     if ledger is None:
-        from asyncpar.engines.dask_plugin import ClientWatch
+        from asyncpar.engines.dask_plugin import ClientWatch, GangPage
 
         ledger = scheduler.extensions[_LEDGER] = GangLedger()
         scheduler.add_plugin(ClientWatch(ledger), name=_LEDGER)
         application = getattr(scheduler, "http_application", None)
         if application is not None:
-            from asyncpar.engines.dask_page import GangPage  # it imports tornado, which comes with Dask
-
             application.add_handlers(r".*$", [(PAGE, GangPage, {"ledger": ledger})])
     found: GangLedger = ledger
     return found

@@ -49,11 +49,11 @@ async def place_events(job: str, number: int, dask_worker: Any = None) -> list[b
     return await place.events()
 
 
-async def tell_place(job: str, number: int, command: bytes, dask_worker: Any = None) -> None:
+async def send_to_place(job: str, number: int, command: bytes, dask_worker: Any = None) -> None:
     """Send a command to the agent of a place."""
     place = _places(dask_worker).get((job, number))
     if place is not None:
-        place.tell(command)
+        place.send(command)
 
 
 async def end_place(job: str, number: int, dask_worker: Any = None) -> None:

@@ -82,7 +82,7 @@ class ElasticEngineJob:
         self._starting: set[asyncio.Task[None]] = set()
         self._change = asyncio.Event()
         self._interrupts = 0
-        self._said = ""
+        self._shown = ""
         self._is_over = False
 
     @property
@@ -156,12 +156,12 @@ class ElasticEngineJob:
             display=EventDisplay(lambda _: None),
             reaper=reaper,
             is_for_one_job=True,
-            on_say=lambda _: None,
+            on_line=lambda _: None,
         )
-        await stack.enter_async_context(serve_elastic(self._spec.name, part, credentials, reaper, say=self._say))
+        await stack.enter_async_context(serve_elastic(self._spec.name, part, credentials, reaper, report=self._print))
         return part
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.output(PlaceOutput(f"asyncpar: {text}\n".encode(), is_error=True))
 
     def _record(self) -> SubmittedJob:
@@ -195,7 +195,7 @@ class ElasticEngineJob:
             for task in tasks:
                 if task.done():
                     task.result()  # none ends by itself
-            if end is None and (end := await self._look(part)) is not None:
+            if end is None and (end := await self._check(part)) is not None:
                 self._is_over = True
                 deadline = loop.time() + self._spec.grace + _MARGIN_SECONDS
             if end is None and not self._open:
@@ -219,10 +219,10 @@ class ElasticEngineJob:
             with suppress(LaunchError):  # without a quorum nothing is decided; then places are interrupted directly
                 await part.control.cancel(request)
                 return asyncio.get_running_loop().time() + self._spec.grace + _MARGIN_SECONDS
-        await self._tell_all(Interrupt() if times == 1 else Kill())
+        await self._send_all(Interrupt() if times == 1 else Kill())
         return asyncio.get_running_loop().time() + _MARGIN_SECONDS
 
-    async def _look(self, part: GroupPart) -> JobEnd | None:
+    async def _check(self, part: GroupPart) -> JobEnd | None:
         """Report a new world to the console; return the end of the job, None if it goes on."""
         status = await part.group.status()
         if status.closed is not None:
@@ -230,8 +230,8 @@ class ElasticEngineJob:
         if status.world is not None:
             size, text = len(status.world.members), str(status.world.change)
             line = f"asyncpar: {size} rank{'s' if size != 1 else ''}: {text}\n"
-            if line != self._said:
-                self._said = line
+            if line != self._shown:
+                self._shown = line
                 self._console.output(PlaceOutput(line.encode(), is_error=True))
         return None
 
@@ -299,9 +299,9 @@ class ElasticEngineJob:
             self._lose(lost)
         await asyncio.Event().wait()  # this engine loses no places
 
-    async def _tell_all(self, command: PlaceCommand) -> None:
+    async def _send_all(self, command: PlaceCommand) -> None:
         for number in self._open:
             handle = self._handles.get(number)
             if handle is not None:
                 with suppress(OSError):
-                    await handle.tell(command)
+                    await handle.send(command)

@@ -128,7 +128,7 @@ class ElasticPlace:
                 reaper=reaper,
                 only_job=True,
                 is_for_one_job=True,
-                on_say=lambda _: None,  # the caller's agent prints it once for all
+                on_line=lambda _: None,  # the caller's agent prints it once for all
             )
             self._agent = part.agent
             async with serve_elastic(order.job, part, credentials, reaper, place=host):

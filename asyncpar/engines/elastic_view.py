@@ -28,11 +28,11 @@ def serve_elastic(
     reaper: ReaperClient,
     *,
     place: str = "",
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> AbstractAsyncContextManager[None]:
     """Serve the state of all hosts of ``job`` inside the block, on the host of ``part``: a ``place``, or the caller's.
 
-    The caller's ``place`` is "".  A failure to serve does not stop the job: ``say`` reports it.
+    The caller's ``place`` is "".  A failure to serve does not stop the job: ``report`` gets the message.
     """
     now = time.time()
 
@@ -47,4 +47,4 @@ def serve_elastic(
         part.agent.watch if place else None,
     )
     entry = JobEntry(job=job, pid=os.getpid(), host=host_name(), started=now, command=_COMMAND, is_whole=not place)
-    return serve_watch(entry, os.environ, view, reaper, say=say, on_signals=False)
+    return serve_watch(entry, os.environ, view, reaper, report=report, on_signals=False)

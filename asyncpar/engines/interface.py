@@ -196,7 +196,7 @@ class Handle(ABC):
     """An agent at a place."""
 
     @abstractmethod
-    async def tell(self, command: PlaceCommand) -> None:
+    async def send(self, command: PlaceCommand) -> None:
         """Send ``command`` to the agent; one that has ended ignores it.
 
         Raises ``OSError`` if it cannot be reached.

@@ -25,7 +25,7 @@ from asyncpar.engines.interface import (
     PlaceServes,
     spread,
 )
-from asyncpar.engines.machine import CallerInterrupted, JobEvent, PlaceReported, PlacesMachine, PlaceTick, TellPlace
+from asyncpar.engines.machine import CallerInterrupted, JobEvent, PlaceReported, PlacesMachine, PlaceTick, SendToPlace
 from asyncpar.engines.output import Console, PlaceMessages, StreamConsole
 from asyncpar.engines.result import settle
 from asyncpar.errors import LaunchError, UsageError
@@ -115,7 +115,7 @@ class _EngineJob:
         self._machine: PlacesMachine | None = None
         self._handles: dict[int, Handle] = {}
         self._events: asyncio.Queue[JobEvent | BaseException] = asyncio.Queue()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
     def interrupt(self, running: asyncio.Task[Any]) -> None:
         """End the job; the second time at once."""
@@ -154,11 +154,11 @@ class _EngineJob:
                 if isinstance(event, BaseException):
                     raise event
                 for command in machine.handle(event, now=loop.time()):
-                    task = loop.create_task(self._tell(starting, command))
-                    self._telling.add(task)
-                    task.add_done_callback(self._telling.discard)
+                    task = loop.create_task(self._send(starting, command))
+                    self._sending.add(task)
+                    task.add_done_callback(self._sending.discard)
         finally:
-            tasks = (watching, starting, *self._telling)
+            tasks = (watching, starting, *self._sending)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -212,10 +212,10 @@ class _EngineJob:
         async for lost in self._engine.failures():
             self._events.put_nowait(lost)
 
-    async def _tell(self, starting: asyncio.Task[None], command: TellPlace) -> None:
+    async def _send(self, starting: asyncio.Task[None], command: SendToPlace) -> None:
         """Send a command to a place, once it has started; the engine notices one that cannot be reached."""
         await asyncio.wait({starting})
         handle = self._handles.get(command.place)
         if handle is not None:
             with suppress(OSError):
-                await handle.tell(command.command)
+                await handle.send(command.command)

@@ -77,5 +77,5 @@ class LocalHandle(Handle):
     def __init__(self, agent: PlaceAgent | ElasticPlace) -> None:
         self._agent = agent
 
-    async def tell(self, command: PlaceCommand) -> None:
+    async def send(self, command: PlaceCommand) -> None:
         self._agent.obey(command)

@@ -38,7 +38,7 @@ JobEvent = PlaceServes | PlaceReported | PlaceLost | CallerInterrupted | PlaceTi
 
 
 @dataclass(frozen=True, slots=True)
-class TellPlace:
+class SendToPlace:
     """Send ``command`` to ``place``."""
 
     place: int
@@ -57,7 +57,7 @@ class PlacesMachine:
         self.reports: dict[int, PlaceReport] = {}
         self.lost: list[PlaceLost] = []
         """In the order in which they were reported to the caller."""
-        self.unheard: tuple[int, ...] = ()
+        self.unreported: tuple[int, ...] = ()
         """Places that were killed and have not reported their end."""
         self.is_over = places == 0
 
@@ -66,13 +66,13 @@ class PlacesMachine:
         """When a ``PlaceTick`` is due; None: never."""
         return None if self.is_over else self._deadline
 
-    def handle(self, event: JobEvent, *, now: float) -> list[TellPlace]:
+    def handle(self, event: JobEvent, *, now: float) -> list[SendToPlace]:
         """Return the commands that follow from ``event``."""
         if self.is_over:
             return []
         match event:
             case PlaceServes(address):
-                return [TellPlace(place, BeginRanks(address)) for place in sorted(self._open - {0})]
+                return [SendToPlace(place, BeginRanks(address)) for place in sorted(self._open - {0})]
             case PlaceReported(place, report) if place in self._open:
                 self._open.discard(place)
                 self.reports[place] = report
@@ -87,7 +87,7 @@ class PlacesMachine:
                 return self._expired(now)
         return []
 
-    def _ended(self, now: float, patience: float | None) -> list[TellPlace]:
+    def _ended(self, now: float, patience: float | None) -> list[SendToPlace]:
         """Handle the end of a place; the others must end within ``patience`` seconds (None: they may go on)."""
         self.is_over = not self._open
         if patience is not None and not self._has_killed:
@@ -95,21 +95,21 @@ class PlacesMachine:
             self._deadline = due if self._deadline is None else min(self._deadline, due)
         return []
 
-    def _interrupted(self, now: float) -> list[TellPlace]:
+    def _interrupted(self, now: float) -> list[SendToPlace]:
         self._interrupts += 1
         if self._interrupts > 1:
             return self._expired(now)
         self._deadline = now + self._grace + MARGIN_SECONDS
-        return [TellPlace(place, Interrupt()) for place in sorted(self._open)]
+        return [SendToPlace(place, Interrupt()) for place in sorted(self._open)]
 
-    def _expired(self, now: float) -> list[TellPlace]:
+    def _expired(self, now: float) -> list[SendToPlace]:
         """Kill the remaining places; give up those that were killed and do not end."""
         if self._has_killed and self._deadline is not None and now >= self._deadline:
-            self.unheard = tuple(sorted(self._open))
+            self.unreported = tuple(sorted(self._open))
             self._open.clear()
             self.is_over = True
             return []
         if self._has_killed:
             return []
         self._has_killed, self._deadline = True, now + MARGIN_SECONDS
-        return [TellPlace(place, Kill()) for place in sorted(self._open)]
+        return [SendToPlace(place, Kill()) for place in sorted(self._open)]

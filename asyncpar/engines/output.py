@@ -35,18 +35,18 @@ class PlaceMessages:
     """Decides which messages of the agents of a job are shown: a message that all of them send is shown once."""
 
     def __init__(self) -> None:
-        self._said: dict[bytes, set[int]] = {}
+        self._senders: dict[bytes, set[int]] = {}
         """By text, the latest last: the places whose agents have sent it since it was shown."""
 
     def is_new(self, place: int, output: PlaceOutput) -> bool:
         """Return whether to show ``output``: it is no message, no other place has sent it, or this place repeats it."""
         if not output.is_message:
             return True
-        places = self._said.pop(output.text, set())
+        places = self._senders.pop(output.text, set())
         is_new = not places or place in places
-        self._said[output.text] = {place} if is_new else places | {place}
-        if len(self._said) > _REMEMBERED_MESSAGES:
-            del self._said[next(iter(self._said))]
+        self._senders[output.text] = {place} if is_new else places | {place}
+        if len(self._senders) > _REMEMBERED_MESSAGES:
+            del self._senders[next(iter(self._senders))]
         return is_new
 
 

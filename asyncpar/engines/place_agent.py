@@ -36,9 +36,8 @@ from asyncpar.engines.interface import (
 from asyncpar.engines.rank_program import CALL_FILE, PATHS_FILE, error_file, value_file
 from asyncpar.errors import AsyncparError
 from asyncpar.harmless import harmless_bytes
-from asyncpar.launch.agent import run_agent
+from asyncpar.launch.agent import AgentEmbedding, run_agent
 from asyncpar.launch.display import Display
-from asyncpar.launch.embedding import AgentEmbedding
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.job import LaunchJob

@@ -58,7 +58,7 @@ class PolledPlace:
         self._has_news.clear()
         return events
 
-    def tell(self, command: bytes) -> None:
+    def send(self, command: bytes) -> None:
         """Send a command to the agent."""
         self._agent.obey(decode_command(command))
 
@@ -104,7 +104,7 @@ async def pass_events_on(
                 take(event)
                 if isinstance(event, PlaceReport):
                     return
-    except Exception as error:  # noqa: BLE001  # whatever it is, nobody would hear of this place again
+    except Exception as error:  # noqa: BLE001  # whatever it is, nothing would be reported of this place again
         if lease.expired():
             lose(f"gives no answer within {LEASE_SECONDS:g} s")
         else:

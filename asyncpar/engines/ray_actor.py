@@ -25,10 +25,10 @@ class RayPlace:
         """Return the encoded events since the last call."""
         return [] if self._place is None else await self._place.events()
 
-    async def tell(self, command: bytes) -> None:
+    async def send(self, command: bytes) -> None:
         """Send a command to the agent."""
         if self._place is not None:
-            self._place.tell(command)
+            self._place.send(command)
 
     async def end(self) -> None:
         """Kill everything that still runs, and wait for its end."""

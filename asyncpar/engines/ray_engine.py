@@ -163,9 +163,9 @@ class RayHandle(Handle):
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def tell(self, command: PlaceCommand) -> None:
+    async def send(self, command: PlaceCommand) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await self._actor.tell.remote(encode(command))
+                await self._actor.send.remote(encode(command))
         except ray.exceptions.RayError as error:
             raise OSError(str(error)) from error

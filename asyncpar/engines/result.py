@@ -127,7 +127,7 @@ def _others(machine: PlacesMachine, places: Sequence[Place]) -> list[Exception]:
         for number, report in sorted(machine.reports.items())
         if report.exit_code
     ]
-    errors += [LaunchError(f"{places[number].name} did not end when it was told to") for number in machine.unheard]
+    errors += [LaunchError(f"{places[number].name} did not end when it was told to") for number in machine.unreported]
     return errors
 
 

@@ -77,7 +77,7 @@ class StreamPlace:
         running = asyncio.create_task(self._agent.run(), name="asyncpar place behind streams")
         others = (
             asyncio.create_task(self._obey(reader, running), name="asyncpar commands"),
-            asyncio.create_task(self._tell_that_it_lives(), name="asyncpar signs of life"),
+            asyncio.create_task(self._send_signs_of_life(), name="asyncpar signs of life"),
         )
         try:
             await asyncio.wait({running})
@@ -91,7 +91,7 @@ class StreamPlace:
             self._agent.obey(decode_command(from_line(line)))
         running.cancel()
 
-    async def _tell_that_it_lives(self) -> None:
+    async def _send_signs_of_life(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             self._writer.writelines(to_lines(b""))

@@ -40,7 +40,7 @@ class StreamedProgram:
 
     def __init__(self, process: Process, name: str) -> None:
         self._process = process
-        self._said: deque[str] = deque(maxlen=8)
+        self._last_lines: deque[str] = deque(maxlen=8)
         self._listening = asyncio.create_task(self._listen(), name=f"asyncpar words of {name}")
 
     @classmethod
@@ -66,7 +66,7 @@ class StreamedProgram:
         """Return its last lines, once it has ended."""
         await self._process.wait()
         await asyncio.wait({self._listening})
-        return "; ".join(self._said) or f"exit code {self.exit_code}"
+        return "; ".join(self._last_lines) or f"exit code {self.exit_code}"
 
     async def read_line(self) -> bytes:
         """Return the next line of its output; empty at the end."""
@@ -80,7 +80,7 @@ class StreamedProgram:
             if line.startswith((MARK, MORE)):
                 message += from_line(line)
             else:
-                self._hear(line)
+                self._keep(line)
             if line.startswith(MARK):
                 return bytes(message)
         return None
@@ -120,13 +120,13 @@ class StreamedProgram:
     async def _listen(self) -> None:
         assert self._process.stderr is not None
         while line := await self._process.stderr.readline():
-            self._hear(line)
+            self._keep(line)
 
-    def _hear(self, line: bytes) -> None:
+    def _keep(self, line: bytes) -> None:
         """Keep the text of a line, without the rules around it."""
         text = line.decode(errors="replace").strip("= \t\r\n")
         if text.strip("-"):
-            self._said.append(text)
+            self._last_lines.append(text)
 
     async def _has_ended(self) -> bool:
         with suppress(TimeoutError):
@@ -209,7 +209,7 @@ class StreamedPlaces:
                     return
         except TimeoutError:
             self._lost.put_nowait(PlaceLost(number, f"gives no answer within {LEASE_SECONDS:g} s"))
-        except Exception as error:  # noqa: BLE001  # whatever it is, nobody would hear of this place again
+        except Exception as error:  # noqa: BLE001  # whatever it is, nothing would be reported of this place again
             self._lost.put_nowait(PlaceLost(number, f"is not understood ({type(error).__name__}: {error})"))
 
 
@@ -219,5 +219,5 @@ class StreamHandle(Handle):
     def __init__(self, program: StreamedProgram) -> None:
         self._program = program
 
-    async def tell(self, command: PlaceCommand) -> None:
+    async def send(self, command: PlaceCommand) -> None:
         await self._program.write(b"".join(to_lines(encode(command))))

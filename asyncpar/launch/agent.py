@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from asyncpar import __version__
@@ -24,27 +25,26 @@ from asyncpar.launch.agent_machine import (
     Exit,
     KillRank,
     KillWorkers,
+    NotifyOfCondition,
+    NotifyRanks,
     OutputBroken,
-    Say,
+    PrintText,
+    ReportInterrupted,
+    ReportStopped,
     Signalled,
     SignalWorkers,
     StartWorkers,
-    TellInterrupted,
-    TellRanks,
-    TellRanksOf,
-    TellStopped,
     WorkersGone,
 )
 from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_service import CoordinatorServer
 from asyncpar.launch.display import Display
-from asyncpar.launch.embedding import AgentEmbedding
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.job import JobSecret, LaunchJob, obtain_secret
 from asyncpar.launch.job_service import serve_job
 from asyncpar.launch.job_view import HostOnly, describe_job
-from asyncpar.launch.messages import encode_rank_end, encode_state, encode_told
+from asyncpar.launch.messages import encode_rank_end, encode_state, encode_wait_report
 from asyncpar.launch.observers import observe_job
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
@@ -58,6 +58,41 @@ from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import pack
 
 _FAREWELL_PATIENCE = 3.0
+
+
+class AgentEmbedding:
+    """Ties an agent to the program on whose event loop it runs; the signals of that program are not the agent's.
+
+    ``on_address`` gets the ``host:port`` of the coordinator once it is known.  ``on_end`` is called after the last rank
+    has ended; where the coordinator was served here, it gets the failed ranks of all hosts, the one that explains the
+    others first.  After that ``paths`` are removed, as they are when the program dies.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_address: Callable[[str], None],
+        on_end: Callable[[tuple[RankEnd, ...]], None],
+        paths: tuple[Path, ...],
+    ) -> None:
+        self.on_address = on_address
+        self.on_end = on_end
+        self.paths = paths
+        self._take: Callable[[int], None] | None = None
+        self._early: list[int] = []
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Handle ``number`` as a launcher handles that signal: the first ends the job, the second kills it."""
+        if self._take is None:
+            self._early.append(number)
+        else:
+            self._take(number)
+
+    def attach(self, take: Callable[[int], None] | None) -> None:
+        """Let ``take`` handle all signals so far and from now on; None: the agent has ended."""
+        self._take = take
+        while take is not None and self._early:
+            take(self._early.pop(0))
 
 
 async def run_agent(job: LaunchJob, display: Display, embedding: AgentEmbedding | None = None) -> JobOutcome:
@@ -90,14 +125,14 @@ async def run_agent(job: LaunchJob, display: Display, embedding: AgentEmbedding 
                 is_here, shown = server.is_here, job.options.observers
                 view = server.view if is_here else HostOnly(describe_job(job), watch)
                 async with (
-                    serve_job(job, view, reaper, say=agent.say, is_whole=is_here, on_signals=embedding is None),
+                    serve_job(job, view, reaper, report=agent.report, is_whole=is_here, on_signals=embedding is None),
                     observe_job(
                         shown if is_here else shown.of_host,
                         view,
                         own=lambda: watch.summary().ranks,
                         directory=job.log_directory if is_here else None,
-                        say=agent.say,
-                        says_alarms=is_here,
+                        report=agent.report,
+                        reports_alarms=is_here,
                     ) as observers,
                 ):
                     agent.observe_output(observers.add_output)
@@ -126,8 +161,8 @@ def _open_post_mortem(job: LaunchJob) -> PostMortem | None:
 def _finish_post_mortem(post_mortem: PostMortem, outcome: JobOutcome) -> JobOutcome:
     """Write the summary after a failure, and print its location."""
     post_mortem.finish(has_failed=outcome.exit_code != 0, message=outcome.message)
-    said = post_mortem.describe()
-    return replace(outcome, message=f"{outcome.message}\n{said}".strip()) if said else outcome
+    where = post_mortem.describe()
+    return replace(outcome, message=f"{outcome.message}\n{where}".strip()) if where else outcome
 
 
 class _Agent:
@@ -158,11 +193,11 @@ class _Agent:
         self._timer: asyncio.TimerHandle | None = None
         self._workers: WorkerGroup | None = None
         self._groups: list[asyncio.Task[None]] = []
-        self._talking: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._conditions: dict[int, Condition] = {}
         """The condition that was last printed, by rank."""
         self._tasks = asyncio.TaskGroup()
-        self._unsaid: list[str] | None = []
+        self._unreported: list[str] | None = []
         self._reaper = reaper
         self._watch = watch
         self._tools = WorkerGroupTools(
@@ -171,9 +206,9 @@ class _Agent:
             logs=RankLogs(job.log_directory, redirects=options.redirects, tee=options.tee),
             watch=watch,
             grace=options.grace,
-            on_rank_end=self._tell_rank_end,
-            on_state=self._tell_state,
-            on_told=lambda told: self._client.tell(encode_told(told)),
+            on_rank_end=self._report_rank_end,
+            on_state=self._report_state,
+            on_report=lambda report: self._client.send(encode_wait_report(report)),
             on_broken_output=lambda cause: self._feed(OutputBroken(cause)),
             holds_tracebacks=True,
             full_traceback=options.full_traceback,
@@ -184,7 +219,7 @@ class _Agent:
             coordinator, credentials, timeout=options.timeout, take=self._feed, reconnect=options.reconnect
         )
         self._client.on_collect = self._collect
-        watch.on_look = lambda summary: self._tell_unnumbered(observed=pb.HostObserved(summary=pack(summary)))
+        watch.on_summary = lambda summary: self._send_unnumbered(observed=pb.HostObserved(summary=pack(summary)))
 
     async def run(self, embedding: AgentEmbedding | None = None) -> JobOutcome:
         """Connect to the coordinator, execute commands, and return the outcome."""
@@ -207,9 +242,9 @@ class _Agent:
             async with self._tasks as tasks:
                 if embedding is not None:
                     embedding.attach(lambda number: self._feed(Signalled(number)))
-                unsaid, self._unsaid = self._unsaid or [], None
-                for text in unsaid:
-                    self.say(text)
+                unreported, self._unreported = self._unreported or [], None
+                for text in unreported:
+                    self.report(text)
                 attending = tasks.create_task(self._client.run(hello))
                 own = [
                     attending,
@@ -218,9 +253,9 @@ class _Agent:
                 outcome = await self._outcome
                 if self._client.has_finished:  # it acknowledges the outcome
                     await asyncio.wait({attending}, timeout=_FAREWELL_PATIENCE / 3)
-                if self._talking:  # the coordinator may be gone by now
-                    await asyncio.wait(self._talking, timeout=_FAREWELL_PATIENCE / 3)
-                for task in (*own, *self._talking, *self._groups):
+                if self._background:  # the coordinator may be gone by now
+                    await asyncio.wait(self._background, timeout=_FAREWELL_PATIENCE / 3)
+                for task in (*own, *self._background, *self._groups):
                     task.cancel()
                 return outcome
         finally:
@@ -253,18 +288,18 @@ class _Agent:
                 self._workers.kill()
             case KillRank(rank) if self._workers is not None:
                 self._workers.kill_rank(rank)
-            case TellRanks(loss) if self._workers is not None:
-                self._workers.tell_loss(loss)
-            case TellRanksOf(rank, how) if self._workers is not None:
-                self._workers.tell_condition(rank, how)
-            case TellStopped(generation):
-                self._client.tell(pb.AgentEvent(stopped=pb.AgentStopped(generation=generation)))
-            case TellInterrupted(number):
-                self._client.tell(pb.AgentEvent(interrupted=pb.AgentInterrupted(signal_number=number)))
-            case Say(text):
-                talking = self._tasks.create_task(self._say(text))
-                self._talking.add(talking)
-                talking.add_done_callback(self._talking.discard)
+            case NotifyRanks(loss) if self._workers is not None:
+                self._workers.notify_loss(loss)
+            case NotifyOfCondition(rank, how) if self._workers is not None:
+                self._workers.notify_condition(rank, how)
+            case ReportStopped(generation):
+                self._client.send(pb.AgentEvent(stopped=pb.AgentStopped(generation=generation)))
+            case ReportInterrupted(number):
+                self._client.send(pb.AgentEvent(interrupted=pb.AgentInterrupted(signal_number=number)))
+            case PrintText(text):
+                printing = self._tasks.create_task(self._print(text))
+                self._background.add(printing)
+                printing.add_done_callback(self._background.discard)
             case Exit(outcome) if not self._outcome.done():
                 self._outcome.set_result(outcome)
 
@@ -273,31 +308,31 @@ class _Agent:
         self._workers = None
         self._feed(WorkersGone(generation))
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line of the launcher's own; before the agent runs, it is kept until it does."""
-        if self._unsaid is None:
-            self._obey(Say(text))
+        if self._unreported is None:
+            self._obey(PrintText(text))
         else:
-            self._unsaid.append(text)
+            self._unreported.append(text)
 
     def observe_output(self, take: Callable[[int, Streams, bytes], None]) -> None:
         """Pass all further output of ranks to ``take``."""
         self._tools = replace(self._tools, on_output=take)
 
-    def _tell_unnumbered(self, **event: Any) -> None:
-        self._client.tell_unnumbered(pb.AgentEvent(**event))
+    def _send_unnumbered(self, **event: Any) -> None:
+        self._client.send_unnumbered(pb.AgentEvent(**event))
 
     def _collect(self, asked: pb.Collect) -> None:
         task = self._tasks.create_task(self._answer(asked))
-        self._talking.add(task)
-        task.add_done_callback(self._talking.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _answer(self, asked: pb.Collect) -> None:
         for answer in await self._watch.collect(asked.kind, asked.ranks or None):
-            self._tell_unnumbered(collected=pb.HostCollected(request=asked.request, answer=pack(answer)))
-        self._tell_unnumbered(collected=pb.HostCollected(request=asked.request, is_last=True))
+            self._send_unnumbered(collected=pb.HostCollected(request=asked.request, answer=pack(answer)))
+        self._send_unnumbered(collected=pb.HostCollected(request=asked.request, is_last=True))
 
-    async def _say(self, text: str) -> None:
+    async def _print(self, text: str) -> None:
         try:
             await self._display.lines(f"asyncpar launch: {text}\n".encode(errors="replace"))
         except OSError:
@@ -305,20 +340,20 @@ class _Agent:
 
     async def _watch_reaper(self) -> None:
         try:
-            await self._reaper.watch(lambda: self._obey(Say("the reaper was killed; there is another one now")))
+            await self._reaper.watch(lambda: self._obey(PrintText("the reaper was killed; there is another one now")))
         except LaunchError as error:
             self._feed(CoordinatorLost(str(error)))
 
-    def _tell_rank_end(self, end: RankEnd) -> None:
+    def _report_rank_end(self, end: RankEnd) -> None:
         if self._remains is not None:
             self._remains.add_end(end)
-        self._client.tell(encode_rank_end(end))
+        self._client.send(encode_rank_end(end))
 
-    def _tell_state(self, state: RankState) -> None:
+    def _report_state(self, state: RankState) -> None:
         """Report the state of a rank to the coordinator, and print it if its condition has changed."""
-        self._client.tell(encode_state(state))
+        self._client.send(encode_state(state))
         if state.condition is not self._conditions.get(state.rank, Condition.WELL):
-            self._obey(Say(_describe(state, self._job.silence)))
+            self._obey(PrintText(_describe(state, self._job.silence)))
         self._conditions[state.rank] = state.condition
 
     def _plans(self, assignment: AgentAssignment) -> list[RankPlan]:

@@ -14,12 +14,12 @@ from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import exit_code_of
 from asyncpar.launch.protocol import (
     AgentAssignment,
+    AnnounceCondition,
     Announcement,
     GiveUpRank,
     JobOutcome,
     Order,
     StopRanks,
-    TellCondition,
 )
 
 
@@ -76,32 +76,32 @@ class KillRank(msgspec.Struct, frozen=True):
     rank: int
 
 
-class TellRanks(msgspec.Struct, frozen=True):
+class NotifyRanks(msgspec.Struct, frozen=True):
     """Notify the ranks of this host that another rank is lost."""
 
     loss: Loss
 
 
-class TellRanksOf(msgspec.Struct, frozen=True):
+class NotifyOfCondition(msgspec.Struct, frozen=True):
     """Notify the ranks of this host of the condition of ``rank``, which cannot report it itself; "": it runs."""
 
     rank: int
     how: str
 
 
-class TellStopped(msgspec.Struct, frozen=True):
+class ReportStopped(msgspec.Struct, frozen=True):
     """Report that no process of ``generation`` is left."""
 
     generation: int
 
 
-class TellInterrupted(msgspec.Struct, frozen=True):
+class ReportInterrupted(msgspec.Struct, frozen=True):
     """Report that a signal asked this agent to end the job."""
 
     signal_number: int
 
 
-class Say(msgspec.Struct, frozen=True):
+class PrintText(msgspec.Struct, frozen=True):
     """Print ``text``."""
 
     text: str
@@ -118,11 +118,11 @@ Command = (
     | SignalWorkers
     | KillWorkers
     | KillRank
-    | TellRanks
-    | TellRanksOf
-    | TellStopped
-    | TellInterrupted
-    | Say
+    | NotifyRanks
+    | NotifyOfCondition
+    | ReportStopped
+    | ReportInterrupted
+    | PrintText
     | Exit
 )
 
@@ -167,8 +167,8 @@ class AgentMachine:
                 return self._stop_ordered(event, now)
             case GiveUpRank(generation, loss):
                 return self._give_up(loss) if generation == self._generation else []
-            case Announcement() | TellCondition():
-                return self._told(event)
+            case Announcement() | AnnounceCondition():
+                return self._announced(event)
             case JobOutcome():
                 return self._conclude(event, now)
             case Signalled(signal_number):
@@ -182,7 +182,7 @@ class AgentMachine:
 
     def _assigned(self, assignment: AgentAssignment) -> list[Command]:
         if self._interrupted is not None or self._outcome is not None:
-            return [TellStopped(assignment.generation)]
+            return [ReportStopped(assignment.generation)]
         self._generation, self._signal_at, self._kill_at, self._leave_at = assignment.generation, None, None, None
         start = StartWorkers(assignment)
         before, self._hosts = self._hosts, assignment.group_world_size
@@ -190,35 +190,35 @@ class AgentMachine:
             return [start]
         restarts = f" (restart {assignment.restart_count})" if assignment.restart_count else ""
         hosts = "" if before == self._hosts else f" on {self._hosts} hosts"
-        return [Say(f"starting all ranks again{hosts}{restarts}"), start]
+        return [PrintText(f"starting all ranks again{hosts}{restarts}"), start]
 
     def _workers_gone(self, generation: int, now: float) -> list[Command]:
         if generation != self._generation:
             return []
         self._generation = self._signal_at = self._kill_at = self._leave_at = None
         if self._outcome is not None:
-            return [TellStopped(generation), *self._exit(self._outcome)]
+            return [ReportStopped(generation), *self._exit(self._outcome)]
         if self._interrupted is not None:
             self._leave_at = now + _ANSWER_PATIENCE
-        return [TellStopped(generation)]
+        return [ReportStopped(generation)]
 
     def _stop_ordered(self, order: StopRanks, now: float) -> list[Command]:
         if order.generation != self._generation or self._kill_at is not None or self._interrupted is not None:
             return []
-        said = Say(f"{order.reason}; stopping all ranks")
+        printed = PrintText(f"{order.reason}; stopping all ranks")
         if order.loss is None:
-            return [said, *self._stop(order.signal_number, now)]
+            return [printed, *self._stop(order.signal_number, now)]
         self._signal_at = now + _REASON_PATIENCE, order.signal_number
         self._kill_at = now + _REASON_PATIENCE + self._grace
-        return [said, TellRanks(order.loss)]
+        return [printed, NotifyRanks(order.loss)]
 
-    def _told(self, order: Announcement | TellCondition) -> list[Command]:
+    def _announced(self, order: Announcement | AnnounceCondition) -> list[Command]:
         if isinstance(order, Announcement):
-            return [Say(order.text)]
-        return [TellRanksOf(order.rank, order.how)] if order.generation == self._generation else []
+            return [PrintText(order.text)]
+        return [NotifyOfCondition(order.rank, order.how)] if order.generation == self._generation else []
 
     def _give_up(self, loss: Loss) -> list[Command]:
-        return [Say(f"rank {loss.rank} {loss.how}; killing it"), TellRanks(loss), KillRank(loss.rank)]
+        return [PrintText(f"rank {loss.rank} {loss.how}; killing it"), NotifyRanks(loss), KillRank(loss.rank)]
 
     def _stop(self, signal_number: int, now: float) -> list[Command]:
         self._signal_at, self._kill_at = None, now + self._grace
@@ -242,24 +242,24 @@ class AgentMachine:
             return self._leave_alone(signal_number, now, is_first=is_first)
         if not is_first and signal_number == signal.SIGINT:
             self._signal_at, self._kill_at, self._leave_at = None, None, now + _KILL_PATIENCE
-            return [Say("killing all ranks"), KillWorkers()]
+            return [PrintText("killing all ranks"), KillWorkers()]
         passed_on = signal.SIGTERM if signal_number in (signal.SIGPIPE, signal.SIGHUP) else signal_number
         if not is_first:
             return [SignalWorkers(passed_on)]
-        said = [] if signal_number == signal.SIGPIPE else [Say(_stopping(signal_number, self._grace))]
-        return [*said, *self._stop(passed_on, now), TellInterrupted(signal_number)]
+        printed = [] if signal_number == signal.SIGPIPE else [PrintText(_stopping(signal_number, self._grace))]
+        return [*printed, *self._stop(passed_on, now), ReportInterrupted(signal_number)]
 
     def _output_broken(self, cause: str, now: float) -> list[Command]:
         """End the job as a shell pipeline ends: without a message, unless there is a ``cause``."""
         commands = self._signalled(signal.SIGPIPE, now)
-        return [Say(cause), *commands] if cause else commands
+        return [PrintText(cause), *commands] if cause else commands
 
     def _leave_alone(self, signal_number: int, now: float, *, is_first: bool) -> list[Command]:
         """Handle a signal while no rank runs here: report it, and wait for the outcome for a bounded time."""
         if not is_first:
             return self._exit(self._interrupted_outcome(signal_number))
         self._leave_at = now + _ANSWER_PATIENCE
-        return [TellInterrupted(signal_number)]
+        return [ReportInterrupted(signal_number)]
 
     def _tick(self, now: float) -> list[Command]:
         if self._leave_at is not None and now >= self._leave_at:
@@ -271,7 +271,10 @@ class AgentMachine:
             self._kill_at = None
             if self._interrupted is not None or self._outcome is not None:
                 self._leave_at = now + _KILL_PATIENCE
-            return [Say(f"ranks still run {self._grace:g} s after they were asked to end; killing them"), KillWorkers()]
+            return [
+                PrintText(f"ranks still run {self._grace:g} s after they were asked to end; killing them"),
+                KillWorkers(),
+            ]
         return []
 
     def _interrupted_outcome(self, signal_number: int) -> JobOutcome:

@@ -25,7 +25,7 @@ _RETRY_SECONDS = 0.1
 _NAME_BYTES = 16
 _PATIENCE = 3.0
 """Seconds without a coordinator before that is reported."""
-_SAY_AGAIN = 30.0
+_AGAIN_SECONDS = 30.0
 _MOST_UNSENT = 256
 """The number of unsent messages beyond which droppable ones are dropped."""
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED})
@@ -62,11 +62,11 @@ class CoordinatorClient:
         self.has_finished = False
         """Whether the coordinator has sent the outcome; then ``run`` ends in a moment."""
 
-    def tell(self, message: pb.AgentEvent) -> None:
+    def send(self, message: pb.AgentEvent) -> None:
         """Send ``message``, in order, after the greeting."""
         self._outbox.put_nowait(self._session.send(message))
 
-    def tell_unnumbered(self, message: pb.AgentEvent) -> bool:
+    def send_unnumbered(self, message: pb.AgentEvent) -> bool:
         """Send ``message`` if there is a connection that keeps up; otherwise drop it and return False."""
         if not self._is_connected or self._outbox.qsize() > _MOST_UNSENT:
             return False
@@ -143,7 +143,7 @@ class CoordinatorClient:
         """
         stub = health_pb2_grpc.HealthStub(channel)
         now = asyncio.get_running_loop().time
-        said_at = now() + _PATIENCE - _SAY_AGAIN
+        announced_at = now() + _PATIENCE - _AGAIN_SECONDS
         while True:
             try:
                 await stub.Check(health_pb2.HealthCheckRequest())
@@ -151,8 +151,8 @@ class CoordinatorClient:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise
                 await check_tls(self._address, self._credentials, COORDINATOR)
-                if now() >= said_at + _SAY_AGAIN and not self._session.received:
-                    said_at = now()
+                if now() >= announced_at + _AGAIN_SECONDS and not self._session.received:
+                    announced_at = now()
                     self._take(Announcement(_unanswered(self._address, self._timeout)))
             else:
                 return

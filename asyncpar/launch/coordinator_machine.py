@@ -32,6 +32,7 @@ from asyncpar.launch.protocol import (
     AgentHello,
     AgentLost,
     AgentStopped,
+    AnnounceCondition,
     AnnounceExit,
     Announcement,
     CallerRefused,
@@ -45,13 +46,12 @@ from asyncpar.launch.protocol import (
     Order,
     RankChanged,
     RankEnded,
-    RankSpoke,
+    RankReported,
     SendOrder,
     StopRanks,
-    TellCondition,
 )
 from asyncpar.launch.vitals import NO_LIMITS, RankState, SilenceLimits, SilentRanks
-from asyncpar.launch.wait_board import RankTold, WaitBoard
+from asyncpar.launch.wait_board import WaitBoard, WaitReport
 
 _BLAME_PATIENCE = 1.0
 """Seconds to wait for the failure of the rank that a failed rank blames."""
@@ -181,8 +181,8 @@ class CoordinatorMachine:
                 return self._rank_changed(agent, state, now)
             case CallerRefused(who, why):
                 return self._refused(who, why)
-            case RankSpoke(agent, told):
-                return self._rank_spoke(agent, told, now)
+            case RankReported(agent, report):
+                return self._rank_reported(agent, report, now)
             case CoordinatorTick():
                 return self._tick(now)
 
@@ -195,8 +195,8 @@ class CoordinatorMachine:
     def _arrive(self, agent: int, hello: AgentHello, now: float) -> list[Command]:
         refusal = self._judge(hello)
         if refusal is not None:
-            said = self._refused(f"the agent on {hello.host}", refusal)
-            return [SendOrder(agent, JobOutcome(2, refusal)), *said]
+            refused = self._refused(f"the agent on {hello.host}", refusal)
+            return [SendOrder(agent, JobOutcome(2, refusal)), *refused]
         self._agents[agent] = hello
         if self._phase == JobPhase.FORMING:
             return self._form(now)
@@ -217,8 +217,8 @@ class CoordinatorMachine:
         return []
 
     def _refused(self, who: str, why: str) -> list[Command]:
-        said = self._arrivals.refuse(who, why)
-        return self._tell_all(Announcement(said), self._agents) if said else []
+        text = self._arrivals.refuse(who, why)
+        return self._send_all(Announcement(text), self._agents) if text else []
 
     def _judge(self, hello: AgentHello) -> str | None:
         settings = self._settings
@@ -331,21 +331,23 @@ class CoordinatorMachine:
             self._silent.take(state, now=now)
             before = self._waits.condition(rank)
             self._waits.set_condition(rank, state.describe(), now)
-            return self._tell_condition(rank, before)
+            return self._announce_condition(rank, before)
         return []
 
-    def _rank_spoke(self, agent: int, told: RankTold, now: float) -> list[Command]:
-        is_known = self._runs(agent, told.rank) and told.generation == self._generation and told.rank in self._running
+    def _rank_reported(self, agent: int, report: WaitReport, now: float) -> list[Command]:
+        is_known = (
+            self._runs(agent, report.rank) and report.generation == self._generation and report.rank in self._running
+        )
         if self._phase != JobPhase.RUNNING or not is_known:
             return []
-        before = self._waits.condition(told.rank)
-        self._waits.take(told, now)
-        return self._tell_condition(told.rank, before)
+        before = self._waits.condition(report.rank)
+        self._waits.take(report, now)
+        return self._announce_condition(report.rank, before)
 
-    def _tell_condition(self, rank: int, before: str) -> list[Command]:
+    def _announce_condition(self, rank: int, before: str) -> list[Command]:
         """Report the condition of a rank that cannot report it itself to all ranks, if it has changed."""
         how = self._waits.condition(rank)
-        return [] if how == before else self._tell_all(TellCondition(self._generation, rank, how), self._unstopped)
+        return [] if how == before else self._send_all(AnnounceCondition(self._generation, rank, how), self._unstopped)
 
     def _condemn(self, rank: int, how: str) -> list[Command]:
         """Give up a rank that does not run: it is killed, and the others are notified."""
@@ -353,7 +355,7 @@ class CoordinatorMachine:
         self._silent.forget(rank)
         owner = next(agent for agent in self._agents if self._runs(agent, rank))
         loss = Loss(rank, self._agents[owner].host, how)
-        return self._tell_all(GiveUpRank(self._generation, loss), self._agents)
+        return self._send_all(GiveUpRank(self._generation, loss), self._agents)
 
     def _runs(self, agent: int, rank: int) -> bool:
         """Return whether ``rank`` runs under ``agent``; reports about other ranks are ignored."""
@@ -381,7 +383,7 @@ class CoordinatorMachine:
             reason = f"rank {first.rank} on {first.host} {first.ending}"
             loss = Loss(first.rank, first.host, first.ending)
         order = StopRanks(self._generation, signal_number, reason, loss)
-        return self._tell_all(order, self._unstopped) or self._all_stopped(now)
+        return self._send_all(order, self._unstopped) or self._all_stopped(now)
 
     def _lose(self, agent: int, cause: str, now: float) -> list[Command]:
         hello = self._agents.pop(agent, None)
@@ -441,7 +443,7 @@ class CoordinatorMachine:
 
     def _all_stopped(self, now: float) -> list[Command]:
         """Restart the job or end it, once no rank runs."""
-        settings, told = self._settings, list[Command]()
+        settings, announced = self._settings, list[Command]()
         if self._forced is not None:
             return self._end(self._forced)
         self._stop_reason = self._stop_reason or describe_cause(self._failures)
@@ -450,13 +452,13 @@ class CoordinatorMachine:
                 return self._end(JobOutcome(choose_first(self._failures).exit_code, self._describe()))
             self._restarts += 1
             self._restarted.append(now)
-            told = self._tell_all(Announcement(self._describe()), self._agents)
+            announced = self._send_all(Announcement(self._describe()), self._agents)
         self._generation += 1
         if len(self._agents) >= settings.least:
-            return told + self._begin()
+            return announced + self._begin()
         self._phase, self._renew_at = JobPhase.FORMING, None
         self._deadline = self._expires_at = now + settings.timeout
-        return told
+        return announced
 
     def _describe(self) -> str:
         """Return the message about the failures of this generation."""
@@ -483,14 +485,14 @@ class CoordinatorMachine:
     def _tick(self, now: float) -> list[Command]:
         if self._phase == JobPhase.RUNNING and (silent := self._silent.expired(now)):
             return [command for rank, how in silent for command in self._condemn(rank, how)]
-        if self._phase == JobPhase.RUNNING and (said := self._waits.say(now)):
-            return [command for line in said for command in self._tell_all(Announcement(line), self._agents)]
+        if self._phase == JobPhase.RUNNING and (lines := self._waits.report(now)):
+            return [command for line in lines for command in self._send_all(Announcement(line), self._agents)]
         if self._renew_at is not None and now >= self._renew_at and self._phase == JobPhase.RUNNING:
             return self._renew(now)
         if self._deadline is None or now < self._deadline:
             is_forming = self._phase == JobPhase.FORMING
-            text = self._arrivals.say(self._agents.values(), now) if is_forming else ""
-            return self._tell_all(Announcement(text), self._agents) if text else []
+            text = self._arrivals.report(self._agents.values(), now) if is_forming else ""
+            return self._send_all(Announcement(text), self._agents) if text else []
         match self._phase:
             case JobPhase.FORMING if len(self._agents) >= self._settings.least:
                 return self._begin()
@@ -522,8 +524,8 @@ class CoordinatorMachine:
 
     def _end(self, outcome: JobOutcome) -> list[Command]:
         self._phase, self._deadline, self.outcome = JobPhase.FINISHED, None, outcome
-        return self._tell_all(outcome, self._agents)
+        return self._send_all(outcome, self._agents)
 
     @staticmethod
-    def _tell_all(order: Order, agents: Iterable[int]) -> list[Command]:
+    def _send_all(order: Order, agents: Iterable[int]) -> list[Command]:
         return [SendOrder(agent, order) for agent in sorted(agents)]

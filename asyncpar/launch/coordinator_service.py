@@ -29,7 +29,7 @@ from asyncpar.launch.messages import (
     decode_hello,
     decode_rank_end,
     decode_state,
-    decode_told,
+    decode_wait_report,
     encode_order,
 )
 from asyncpar.launch.protocol import (
@@ -47,10 +47,10 @@ from asyncpar.launch.protocol import (
     OpenGeneration,
     RankChanged,
     RankEnded,
-    RankSpoke,
+    RankReported,
     SendOrder,
 )
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import agent_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -168,7 +168,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     def _away(self, connected: ConnectedAgent, cause: str) -> None:
         """Handle the end of a connection: an agent that has the outcome is lost at once, others if they stay away."""
         connected.outbox = None
-        is_through = connected.is_told and not connected.session.unacknowledged
+        is_through = connected.has_outcome and not connected.session.unacknowledged
         if is_through or self._reconnect <= 0.0 or self._machine.phase == JobPhase.FORMING:
             self._lose(connected, cause)
             return
@@ -212,24 +212,24 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             case "state":
                 return RankChanged(agent, decode_state(request.state))
             case "told":
-                return RankSpoke(agent, self._name_missing(decode_told(request.told)))
+                return RankReported(agent, self._name_missing(decode_wait_report(request.told)))
             case "interrupted":
                 return JobInterrupted(agent, request.interrupted.signal_number)
         return None
 
-    def _name_missing(self, told: RankTold) -> RankTold:
-        """Return ``told`` with the rank for which the world waits, if the reporting rank waits for the world."""
-        if told.notice is None or not told.notice.operation.startswith(JOINING):
-            return told
-        missing = [rank for rank in self._rendezvous.missing if rank != told.rank]
-        if not missing or told.rank in self._rendezvous.missing:
-            return told
+    def _name_missing(self, report: WaitReport) -> WaitReport:
+        """Return ``report`` with the rank for which the world waits, if the reporting rank waits for the world."""
+        if report.notice is None or not report.notice.operation.startswith(JOINING):
+            return report
+        missing = [rank for rank in self._rendezvous.missing if rank != report.rank]
+        if not missing or report.rank in self._rendezvous.missing:
+            return report
         others = f" (nor have {spell_ranks(missing[1:])})" if missing[1:] else ""
         host = self._machine.host_of(missing[0])
         notice = msgspec.structs.replace(
-            told.notice, culprit=missing[0], host=host, where=f"has not called init() so far{others}"
+            report.notice, culprit=missing[0], host=host, where=f"has not called init() so far{others}"
         )
-        return replace(told, notice=notice)
+        return replace(report, notice=notice)
 
     def refused(self, peer: str, why: str) -> None:
         """Record that a call of ``peer`` (as gRPC names it) was refused."""
@@ -265,12 +265,12 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     def _send(self, agent: int, message: pb.AgentCommand) -> None:
         connected = self._by_agent.get(agent)
         if connected is not None:
-            connected.is_told = connected.is_told or message.HasField("finish")
+            connected.has_outcome = connected.has_outcome or message.HasField("finish")
             connected.send(message)
 
 
 class ConnectedAgent:
-    """One agent over all its connections; ``is_told``: the outcome was sent to it."""
+    """One agent over all its connections; ``has_outcome``: the outcome was sent to it."""
 
     def __init__(self, agent: int, name: bytes, node_rank: int) -> None:
         self.agent = agent
@@ -279,7 +279,7 @@ class ConnectedAgent:
         self.session: ResumableStream[pb.AgentCommand] = ResumableStream()
         self.outbox: asyncio.Queue[pb.AgentCommand | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.is_told = False
+        self.has_outcome = False
         self.offset = math.inf
         """Seconds by which the clock of its host is behind ours, plus the shortest transit time of a message."""
 

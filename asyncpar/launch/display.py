@@ -20,6 +20,9 @@ from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.harmless import HarmlessStream, harmless_bytes, harmless_line, harmless_values
 from asyncpar.observe.progress_line import drawn_line, plain_line
 
+_BAR_SECONDS = 0.1
+"""Least seconds between two drawings of the bar."""
+
 
 class OutputStream(DaemonThread):
     """A descriptor with a thread that writes to it."""
@@ -195,9 +198,8 @@ class TerminalDisplay(Display):
         *,
         descriptor: int,
         is_stdout_shared: bool,
-        every: float = 0.1,
     ) -> None:
-        super().__init__(every=every)
+        super().__init__(every=_BAR_SECONDS)
         self._stdout = stdout
         self._stderr = stderr
         self._descriptor = descriptor

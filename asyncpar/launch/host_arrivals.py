@@ -48,7 +48,7 @@ class HostArrivals:
         self._refused.add((who, why))
         return f"refused {who}: {why}"
 
-    def say(self, hellos: Iterable[AgentHello], now: float) -> str:
+    def report(self, hellos: Iterable[AgentHello], now: float) -> str:
         """Return the report that is due now, "" if none is."""
         if self._due is None or now < self._due:
             return ""

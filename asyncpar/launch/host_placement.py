@@ -160,15 +160,15 @@ def resolve_within(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Return the address of ``name``, which may take ``seconds`` to resolve.  Blocks; raises the last ``OSError``."""
-    begun, is_told = now(), False
+    begun, is_announced = now(), False
     while True:
         try:
             return look_up(name)
         except OSError:
             if now() - begun >= seconds:
                 raise
-        if not is_told:
-            is_told = True
+        if not is_announced:
+            is_announced = True
             sys.stderr.write(f"asyncpar launch: waiting for the host name {harmless_line(name)}\n")
         sleep(_LOOK_UP_EVERY)
 

@@ -53,13 +53,13 @@ class _WatchedRank(msgspec.Struct):
     place: LaunchEnvironment
     pid: int
     channel: RankChannel
-    told: Mapping[str, Callable[[], bytes]] = msgspec.field(default_factory=dict)
+    answers: Mapping[str, Callable[[], bytes]] = msgspec.field(default_factory=dict)
     stacks: StackFile | None = None
     on_place: Callable[[str], None] = lambda _: None
     state: RankState | None = None
     state_at: float = 0.0
     summary: RankSummary | None = None
-    heard_at: float = 0.0
+    received_at: float = 0.0
     ending: str = ""
     ended_at: float = 0.0
     failure: str = ""
@@ -82,10 +82,10 @@ class _WatchedRank(msgspec.Struct):
 
 @dataclass
 class HostWatch:
-    """Watches the ranks of one host.  ``on_look`` gets their summaries once a second, and when one ends."""
+    """Watches the ranks of one host.  ``on_summary`` gets their summaries once a second, and when one ends."""
 
     host: str
-    on_look: Callable[[HostSummary], None] = lambda _: None
+    on_summary: Callable[[HostSummary], None] = lambda _: None
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     """The kernel's view of the host's memory, and the ranks' sizes; fed by the observer of their processes."""
     _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
@@ -100,14 +100,15 @@ class HostWatch:
         place: LaunchEnvironment,
         pid: int,
         connection: socket.socket,
-        told: Mapping[str, Callable[[], bytes]] | None = None,
+        answers: Mapping[str, Callable[[], bytes]] | None = None,
         stacks: StackFile | None = None,
         on_place: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Watch a new process, which answers over ``connection``; it replaces its predecessor.
 
-        The agent answers requests for the kinds in ``told``, also for ranks that are stopped or have ended.  ``stacks``
-        is used to read the process's stacks when it cannot answer; ``on_place`` then gets the place of its program.
+        The agent answers requests for the kinds in ``answers``, also for ranks that are stopped or have ended.
+        ``stacks`` is used to read the process's stacks when it cannot answer; ``on_place`` then gets the place of its
+        program.
         """
         before = self._ranks.get(place.local_rank)
         if before is not None and before.failure:
@@ -116,7 +117,7 @@ class HostWatch:
             self._past = [*self._past, past][-MOST_PAST:]
         self._forget(place.local_rank)
         self.memory.forget(place.rank)
-        known = _WatchedRank(place, pid, RankChannel(connection), told or {}, stacks, on_place)
+        known = _WatchedRank(place, pid, RankChannel(connection), answers or {}, stacks, on_place)
         if before is not None:
             known.restarts = before.restarts + (1 if before.failure else 0)
         self._ranks[place.local_rank] = known
@@ -152,25 +153,25 @@ class HostWatch:
         if known is not None and not known.ending:
             known.ending, known.ended_at, known.failure = ending, time.monotonic() if at is None else at, failure
             known.blames, known.call = blames, call
-            self._tell_soon()
+            self._notify_soon()
             self._close(known)
 
-    def _tell_soon(self) -> None:
+    def _notify_soon(self) -> None:
         """Report ended ranks, those of one moment together: the job may end before the next round of requests."""
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._notify)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._is_due = False
-        self.on_look(self.summary())
+        self.on_summary(self.summary())
 
     async def run(self) -> None:
         """Ask all ranks once a second, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
-            self._tell()
+            await self.refresh()
+            self._notify()
 
     def find_place(self, place: LaunchEnvironment) -> str:
         """Return the current place of the program of a rank that does not answer; "" if that cannot be read."""
@@ -178,18 +179,18 @@ class HostWatch:
         main = None if known is None else known.find_main()
         return "" if main is None else main.place
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Ask all ranks for their summaries now."""
-        await asyncio.gather(*(self._look_at(known) for known in self._living()))
+        await asyncio.gather(*(self._refresh(known) for known in self._living()))
 
-    async def _look_at(self, known: _WatchedRank) -> None:
+    async def _refresh(self, known: _WatchedRank) -> None:
         reply = await known.channel.ask("summary", within=_ANSWER_SECONDS)
         known.seen = known.find_main() if reply is None else None
         if known.seen is not None and known.seen.place:
             known.on_place(known.seen.place)
         if reply is not None and reply.content:
             with suppress(msgspec.DecodeError):
-                known.summary, known.heard_at = unpack(reply.content, RankSummary), time.monotonic()
+                known.summary, known.received_at = unpack(reply.content, RankSummary), time.monotonic()
 
     def summary(self) -> HostSummary:
         """Return the current summary."""
@@ -210,7 +211,7 @@ class HostWatch:
             known
             for known in self._ranks.values()
             if (wanted is None or known.rank in wanted)
-            and (not known.ending or (kind in known.told and known.rank not in living))
+            and (not known.ending or (kind in known.answers and known.rank not in living))
         ]
         return list(await asyncio.gather(*(self._collect_from(known, kind) for known in asked)))
 
@@ -218,8 +219,8 @@ class HostWatch:
         def failed(error: str) -> RankAnswer:
             return RankAnswer(rank=known.rank, host=self.host, error=error)
 
-        if kind in known.told:
-            content = known.told[kind]()
+        if kind in known.answers:
+            content = known.answers[kind]()
             return RankAnswer(rank=known.rank, host=self.host, content=content) if content else failed(NOTHING)
         is_stopped = _is_stopped(known.pid)
         reply: ObserverReply | None = None if is_stopped else await known.channel.ask(kind, within=_COLLECT_SECONDS)
@@ -267,7 +268,7 @@ def _report(known: _WatchedRank) -> RankReport:
     if known.ending:
         condition, seconds = ENDED, now - known.ended_at
     elif condition != Condition.STOPPED and _is_stopped(known.pid):
-        condition, seconds = Condition.STOPPED.value, now - known.heard_at if known.heard_at else 0.0
+        condition, seconds = Condition.STOPPED.value, now - known.received_at if known.received_at else 0.0
     phase = "" if known.state is None or known.state.phase is None else known.state.phase.value
     return RankReport(
         rank=known.rank,
@@ -277,7 +278,7 @@ def _report(known: _WatchedRank) -> RankReport:
         condition=condition,
         seconds=seconds,
         phase=phase,
-        age=now - known.heard_at if known.heard_at else 0.0,
+        age=now - known.received_at if known.received_at else 0.0,
         summary=known.summary,
         ending=known.ending,
         blames=known.blames,

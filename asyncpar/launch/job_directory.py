@@ -208,7 +208,7 @@ def _others() -> str:
                 users.add(process.username())
     if not users:
         return ""
-    return f"; jobs of other users run here ({', '.join(sorted(users))}), and only they can look at them"
+    return f"; jobs of other users run here ({', '.join(sorted(users))}), and only they can inspect them"
 
 
 def _born(pid: int) -> float:

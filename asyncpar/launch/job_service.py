@@ -24,7 +24,7 @@ async def serve_job(
     view: JobWatch,
     reaper: ReaperClient,
     *,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     is_whole: bool,
     on_signals: bool = True,
 ) -> AsyncIterator[None]:
@@ -37,7 +37,7 @@ async def serve_job(
         command=job.command,
         is_whole=is_whole,
     )
-    async with serve_watch(entry, job.environment, view, reaper, say=say, on_signals=on_signals):
+    async with serve_watch(entry, job.environment, view, reaper, report=report, on_signals=on_signals):
         yield
 
 
@@ -48,10 +48,10 @@ async def serve_watch(
     view: JobWatch,
     reaper: ReaperClient,
     *,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     on_signals: bool = True,
 ) -> AsyncIterator[None]:
-    """Serve ``view`` inside the block.  A failure to serve does not stop the job: ``say`` reports it.
+    """Serve ``view`` inside the block.  A failure to serve does not stop the job: ``report`` gets the message.
 
     With ``on_signals`` SIGQUIT prints the stacks of the ranks.
     """
@@ -61,13 +61,13 @@ async def serve_watch(
         serving = serve_control(entry.socket_path, view)
         await serving.__aenter__()
     except (OSError, AsyncparError) as error:
-        say(f"`asyncpar status` will not find this job: {error}")
+        report(f"`asyncpar status` will not find this job: {error}")
         yield
         return
     loop, answering = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def print_stacks() -> None:
-        task = loop.create_task(_say_stacks(view, say), name="asyncpar print stacks")
+        task = loop.create_task(_print_stacks(view, report), name="asyncpar print stacks")
         answering.add(task)
         task.add_done_callback(answering.discard)
 
@@ -84,9 +84,9 @@ async def serve_watch(
         remove_job_directory(entry)
 
 
-async def _say_stacks(view: JobWatch, say: Callable[[str], None]) -> None:
+async def _print_stacks(view: JobWatch, report: Callable[[str], None]) -> None:
     """Print the output of `asyncpar stacks`."""
     from asyncpar.launch.stack_answers import sort_answers
     from asyncpar.observe.chains import show_stacks
 
-    say("got SIGQUIT; the stacks of the ranks:\n" + show_stacks(*sort_answers(await view.collect("stacks", None))))
+    report("got SIGQUIT; the stacks of the ranks:\n" + show_stacks(*sort_answers(await view.collect("stacks", None))))

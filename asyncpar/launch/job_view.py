@@ -87,12 +87,6 @@ class WholeJob:
         self._agents: dict[int, tuple[str, Send]] = {}
         self._requests = itertools.count(1)
         self._collecting: dict[int, _Collecting] = {}
-        self._listeners: list[Callable[[JobSummary], None]] = []
-
-    def subscribe(self, listener: Callable[[JobSummary], None]) -> Callable[[], None]:
-        """Call ``listener`` with each new summary; the function returned unsubscribes it."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
 
     def arrived(self, agent: int, host: str, send: Send) -> None:
         """Add an agent that has connected; ``send`` passes commands to it as long as it stays connected."""
@@ -121,10 +115,6 @@ class WholeJob:
             case "observed":
                 with suppress(msgspec.DecodeError):
                     self._hosts[agent] = harmless_values(unpack(event.observed.summary, HostSummary)), time.monotonic()
-                if self._listeners:
-                    summary = self.summary()
-                    for listener in list(self._listeners):
-                        listener(summary)
             case "collected":
                 collecting = self._collecting.get(event.collected.request)
                 if collecting is not None:
@@ -157,8 +147,8 @@ class WholeJob:
         for agent in collecting.waiting:
             host = self._agents[agent][0] if agent in self._agents else "?"
             silent = self._hosts.get(agent)
-            told = [] if silent is None else [report.rank for report in silent[0].ranks]
-            answers += [RankAnswer(rank=rank, host=host, error="its agent does not answer") for rank in told]
+            ranks_of_host = [] if silent is None else [report.rank for report in silent[0].ranks]
+            answers += [RankAnswer(rank=rank, host=host, error="its agent does not answer") for rank in ranks_of_host]
         return sorted(answers, key=lambda answer: answer.rank)
 
 

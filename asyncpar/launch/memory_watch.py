@@ -16,7 +16,7 @@ RECENT_SECONDS: Final = 5.0
 _MOST_SIZES: Final = 8
 
 
-class _MemoryLook(NamedTuple):
+class _MemorySample(NamedTuple):
     time: float
     kills: int | None
     use: MemoryUse | None
@@ -32,17 +32,17 @@ class MemoryWatch:
     ) -> None:
         self._count_kills = count_kills
         self._read_use = read_use
-        self._looks: deque[_MemoryLook] = deque()
+        self._samples: deque[_MemorySample] = deque()
         self._sizes: dict[int, int] = {}
 
-    def look(self, sizes: Mapping[int, int], *, now: float) -> None:
+    def update(self, sizes: Mapping[int, int], *, now: float) -> None:
         """Record the resident bytes of the ranks that live; read the kernel's files once a second."""
         self._sizes |= {rank: size for rank, size in sizes.items() if size}
-        if self._looks and now - self._looks[-1].time < EVERY_SECONDS:
+        if self._samples and now - self._samples[-1].time < EVERY_SECONDS:
             return
-        self._looks.append(_MemoryLook(now, self._count_kills(), self._read_use()))
-        while now - self._looks[0].time > RECENT_SECONDS:
-            self._looks.popleft()
+        self._samples.append(_MemorySample(now, self._count_kills(), self._read_use()))
+        while now - self._samples[0].time > RECENT_SECONDS:
+            self._samples.popleft()
 
     def forget(self, rank: int) -> None:
         """Drop the size of a rank whose place another process takes."""
@@ -51,9 +51,9 @@ class MemoryWatch:
     @property
     def use(self) -> MemorySummary | None:
         """The nearest limit, its use at the last inspection, and how fast that grows."""
-        if not self._looks or self._looks[-1].use is None:
+        if not self._samples or self._samples[-1].use is None:
             return None
-        first, last, use = self._looks[0], self._looks[-1], self._looks[-1].use
+        first, last, use = self._samples[0], self._samples[-1], self._samples[-1].use
         growth = 0.0
         if first.use is not None and first.use.limit == use.limit and last.time > first.time:
             growth = max(0.0, (use.used - first.use.used) / (last.time - first.time))
@@ -62,7 +62,9 @@ class MemoryWatch:
     def explain(self, *, now: float) -> str:
         """Explain why a rank was killed by SIGKILL just now, if the kernel did it for lack of memory; else ""."""
         kills = self._count_kills()
-        before = [look.kills for look in self._looks if look.kills is not None and now - look.time <= RECENT_SECONDS]
+        before = [
+            sample.kills for sample in self._samples if sample.kills is not None and now - sample.time <= RECENT_SECONDS
+        ]
         if kills is None or not before or kills <= before[0]:
             return ""
         largest = sorted(self._sizes.items(), key=lambda item: (-item[1], item[0]))

@@ -19,15 +19,15 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.protocol import (
     AgentAssignment,
     AgentHello,
+    AnnounceCondition,
     Announcement,
     GiveUpRank,
     JobOutcome,
     Order,
     StopRanks,
-    TellCondition,
 )
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 
 _LONGEST_TEXT = 64_000
 
@@ -108,25 +108,25 @@ def decode_state(message: pb.RankState) -> RankState:
     )
 
 
-def encode_told(told: RankTold) -> pb.AgentEvent:
-    notice = b"" if told.notice is None else msgspec.json.encode(told.notice)
+def encode_wait_report(report: WaitReport) -> pb.AgentEvent:
+    notice = b"" if report.notice is None else msgspec.json.encode(report.notice)
     message = pb.RankTold(
-        generation=told.generation,
-        rank=told.rank,
+        generation=report.generation,
+        rank=report.rank,
         notice=notice,
-        blocked=told.blocked,
-        has_failed=told.has_failed,
+        blocked=report.blocked,
+        has_failed=report.has_failed,
     )
     return pb.AgentEvent(told=message)
 
 
-def decode_told(message: pb.RankTold) -> RankTold:
+def decode_wait_report(message: pb.RankTold) -> WaitReport:
     """Decode the report of a rank; a notice of an unknown form, perhaps of another version, counts as none."""
     try:
         notice = msgspec.json.decode(message.notice, type=WaitNotice) if message.notice else None
     except msgspec.MsgspecError:
         notice = None
-    return RankTold(message.generation, message.rank, notice, message.blocked, message.has_failed)
+    return WaitReport(message.generation, message.rank, notice, message.blocked, message.has_failed)
 
 
 def encode_order(order: Order) -> pb.AgentCommand:
@@ -141,7 +141,7 @@ def encode_order(order: Order) -> pb.AgentCommand:
             return pb.AgentCommand(condemn=pb.Condemn(generation=generation, **loss._asdict()))
         case JobOutcome():
             return pb.AgentCommand(finish=pb.Finish(**asdict(order)))
-        case TellCondition():
+        case AnnounceCondition():
             return pb.AgentCommand(condition=pb.Condition(**asdict(order)))
         case Announcement(text):
             return pb.AgentCommand(announce=pb.Announce(text=text[:_LONGEST_TEXT]))
@@ -161,7 +161,7 @@ def decode_order(message: pb.AgentCommand) -> Order | None:
         case "finish":
             return _read(JobOutcome, message.finish)
         case "condition":
-            return _read(TellCondition, message.condition)
+            return _read(AnnounceCondition, message.condition)
         case "announce":
             return Announcement(message.announce.text)
     return None

@@ -18,11 +18,10 @@ from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.run_file import write_run
 from asyncpar.errors import UsageError
-from asyncpar.launch.flight_look import look_at_flight
 from asyncpar.launch.job_view import JobWatch, ShownJob
 from asyncpar.launch.options import ObserverOptions, Streams
-from asyncpar.launch.output_look import OutputFollower, read_output
-from asyncpar.launch.pipeline_look import look_at_pipeline
+from asyncpar.launch.output_view import OutputFollower, read_output
+from asyncpar.launch.page_views import view_flight, view_pipeline
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.observe.alarms import AlarmBoard
 from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
@@ -46,15 +45,15 @@ class Observers:
     def __init__(
         self,
         view: JobWatch,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         directory: Path | None,
         own: Callable[[], Sequence[RankReport]] = tuple,
     ) -> None:
         """``own()`` returns the ranks of this host, whose output ``add_output`` gets."""
         self._view = view
-        self._say = say
+        self._report = report
         self._directory = directory
-        self.looks = True
+        self.is_active = True
         self.tail = LogTail()
         self._follower = OutputFollower(view, self.tail, own)
         self._painter, self._painted = Painter(), ("", 0.0)
@@ -77,7 +76,7 @@ class Observers:
 
     async def run(self) -> None:
         """Read the state until cancelled."""
-        if self.looks:
+        if self.is_active:
             await asyncio.gather(self._repeat(self.look), self._repeat(self.pull))
 
     async def _repeat(self, look: Callable[[], Awaitable[None]]) -> None:
@@ -100,14 +99,14 @@ class Observers:
             reason = f"{type(error).__name__}: {error}"
             if reason not in self._reasons:
                 self._reasons.add(reason)
-                self._say(f"the job could not be looked at: {reason}")
+                self._report(f"the job could not be inspected: {reason}")
 
     async def look(self, *, ended: str = "", failed: bool = False) -> None:
         """Read and show the state once; ``ended`` says how the job ended."""
         job = await self._view.status()
         if not ended:
             for line in self._alarms.add(job.alarms, asyncio.get_running_loop().time()):
-                self._say(line)
+                self._report(line)
         for sink in self.sinks:
             sink.take(job)
         if self.dashboard is None and not self._is_written:
@@ -135,7 +134,7 @@ class Observers:
             self._pulled_at = now
         if is_kept or (page is not None and page.browsers and now >= self._drawn_at + DRAW_SECONDS):
             self._drawn_at = now
-            schedule = await look_at_pipeline(self._view, job)
+            schedule = await view_pipeline(self._view, job)
             if self._job is not None and self._job.started == job.started:
                 self._schedule = schedule or self._schedule
         read_at = None if page is None else page.lines_read_at
@@ -149,11 +148,11 @@ class Observers:
             await asyncio.to_thread(write_run, self._directory, document)
         except OSError as error:
             self._is_written = False
-            self._say(f"the run cannot be kept for `asyncpar report`: {error}")
+            self._report(f"the run cannot be kept for `asyncpar report`: {error}")
 
     async def finish(self, outcome: JobOutcome) -> None:
         """Show the end of the job."""
-        if not self.looks:
+        if not self.is_active:
             return
         ended = f"The job has ended with exit code {outcome.exit_code}."
         first = next(iter(outcome.message.splitlines()), "")
@@ -169,47 +168,48 @@ async def observe_job(
     *,
     own: Callable[[], Sequence[RankReport]],
     directory: Path | None,
-    say: Callable[[str], None],
-    says_alarms: bool = True,
+    report: Callable[[str], None],
+    reports_alarms: bool = True,
 ) -> AsyncIterator[Observers]:
     """Show the job of ``view`` inside the block, and the ranks of this host, ``own()``, in metrics.
 
     The run is kept for a report in ``directory`` (None: it is not).  A process that neither shows the job to users nor
-    ``says_alarms`` (as the launcher of the whole job does, which also takes sinks from the environment) does not read
-    its state.  Raises ``UsageError`` when an address cannot be bound, or a package that an option needs is missing.
+    ``reports_alarms`` (as the launcher of the whole job does, which also takes sinks from the environment) does not
+    read its state.  Raises ``UsageError`` when an address cannot be bound, or a package that an option needs is
+    missing.
     """
-    observers = Observers(view, say, directory, own)
-    observers.looks = says_alarms or options.shows_job or directory is not None
+    observers = Observers(view, report, directory, own)
+    observers.is_active = reports_alarms or options.shows_job or directory is not None
     async with AsyncExitStack() as stack:
         if options.metrics is not None:
-            _serve_metrics(options.metrics, own, stack, say)
+            _serve_metrics(options.metrics, own, stack, report)
         if options.dashboard is not None:
-            view.changed(dashboard=await _serve_dashboard(options, view, observers, stack, say))
-        sinks = names_of_sinks(options.sinks, os.environ) if says_alarms else options.sinks
-        observers.sinks += _start_sinks(sinks, say)
-        looking = asyncio.create_task(observers.run(), name="asyncpar observers")
+            view.changed(dashboard=await _serve_dashboard(options, view, observers, stack, report))
+        sinks = names_of_sinks(options.sinks, os.environ) if reports_alarms else options.sinks
+        observers.sinks += _start_sinks(sinks, report)
+        observing = asyncio.create_task(observers.run(), name="asyncpar observers")
         try:
             yield observers
         finally:
-            looking.cancel()
-            await asyncio.wait({looking})
+            observing.cancel()
+            await asyncio.wait({observing})
 
 
-def _start_sinks(names: tuple[str, ...], say: Callable[[str], None]) -> list[SinkThread]:
+def _start_sinks(names: tuple[str, ...], report: Callable[[str], None]) -> list[SinkThread]:
     loop = asyncio.get_running_loop()
-    sinks = [SinkThread(name, load_sink(name), lambda text: _say_later(loop, say, text)) for name in names]
+    sinks = [SinkThread(name, load_sink(name), lambda text: _report_later(loop, report, text)) for name in names]
     for sink in sinks:
         sink.start()
     return sinks
 
 
-def _say_later(loop: asyncio.AbstractEventLoop, say: Callable[[str], None], text: str) -> None:
+def _report_later(loop: asyncio.AbstractEventLoop, report: Callable[[str], None], text: str) -> None:
     with suppress(RuntimeError):  # the launcher has ended
-        loop.call_soon_threadsafe(say, text)
+        loop.call_soon_threadsafe(report, text)
 
 
 async def _serve_dashboard(
-    options: ObserverOptions, view: ShownJob, observers: Observers, stack: AsyncExitStack, say: Callable[[str], None]
+    options: ObserverOptions, view: ShownJob, observers: Observers, stack: AsyncExitStack, report: Callable[[str], None]
 ) -> str:
     try:
         from asyncpar.dashboard.server import DashboardServer
@@ -223,16 +223,16 @@ async def _serve_dashboard(
         names=options.dashboard_names,
         tail=observers.tail,
         output=partial(read_output, view),
-        flight=partial(look_at_flight, view),
+        flight=partial(view_flight, view),
     )
     await stack.enter_async_context(server)
     observers.dashboard = server
-    say(f"the dashboard is at {server.url}")
+    report(f"the dashboard is at {server.url}")
     return server.url
 
 
 def _serve_metrics(
-    address: str, own: Callable[[], Sequence[RankReport]], stack: AsyncExitStack, say: Callable[[str], None]
+    address: str, own: Callable[[], Sequence[RankReport]], stack: AsyncExitStack, report: Callable[[str], None]
 ) -> None:
     try:
         from asyncpar.observe.prometheus import MetricsServer
@@ -240,4 +240,4 @@ def _serve_metrics(
         raise UsageError("--metrics: needs prometheus_client; install asyncpar[metrics]") from error
     name, port = split_address(address)
     server = stack.enter_context(MetricsServer(name, port, own))
-    say(f"metrics are at {server.url}")
+    report(f"metrics are at {server.url}")

@@ -233,7 +233,7 @@ def summarize(folder: Path, *, message: str = "") -> str:
     if message:
         lines += ["", *message.splitlines()]
     else:
-        lines += ["", _say_killed(job)]
+        lines += ["", _describe_killed(job)]
     remains = _remains(folder, ends)
     lines += _findings(remains)
     for generation in sorted({each.generation for each in remains}):
@@ -245,12 +245,12 @@ def summarize(folder: Path, *, message: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _say_killed(job: Mapping[str, Any]) -> str:
+def _describe_killed(job: Mapping[str, Any]) -> str:
     """Return the statement that the process which ran the ranks was killed: which one, and on which host."""
     who = str(job.get("process", "launcher"))
     who += f" on {job['host']}" if "host" in job else ""
     who += f" (pid {job['pid']})" if "pid" in job else ""
-    return f"The {who} was killed, or could not say anything: its ranks ended with it."
+    return f"The {who} was killed, or could not report anything: its ranks ended with it."
 
 
 def _findings(remains: Sequence[_RankRemains]) -> list[str]:

@@ -9,7 +9,7 @@ import msgspec
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.vitals import RankState
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class TellCondition:
+class AnnounceCondition:
     """Notify the ranks of ``generation`` of the condition of ``rank``: ``how`` is ``is stopped``; "": it runs."""
 
     generation: int
@@ -91,7 +91,7 @@ class TellCondition:
     how: str
 
 
-Order = AgentAssignment | StopRanks | GiveUpRank | JobOutcome | Announcement | TellCondition
+Order = AgentAssignment | StopRanks | GiveUpRank | JobOutcome | Announcement | AnnounceCondition
 
 # -- events of the coordinator's machine; it numbers agents as they connect
 
@@ -145,11 +145,11 @@ class CallerRefused(msgspec.Struct, frozen=True):
     why: str
 
 
-class RankSpoke(msgspec.Struct, frozen=True):
+class RankReported(msgspec.Struct, frozen=True):
     """A rank reports what it waits for, or that its event loop is blocked."""
 
     agent: int
-    told: RankTold
+    report: WaitReport
 
 
 class CoordinatorTick(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ Event = (
     | AgentStopped
     | JobInterrupted
     | RankChanged
-    | RankSpoke
+    | RankReported
     | CallerRefused
     | CoordinatorTick
 )

@@ -31,7 +31,7 @@ from asyncpar.launch.options import StreamChoice, Streams
 from asyncpar.launch.post_mortem import TailFile
 from asyncpar.launch.tracebacks import HOLD_SECONDS, REPORTED_HOLD_SECONDS, TracebackHold
 from asyncpar.launch.vitals import Vitals
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.observe.summary import pack
 
 
@@ -170,7 +170,7 @@ class RankOutput:
         logs: RankLogs,
         on_broken: Callable[[str], None],
         on_phase: Callable[[], None],
-        on_told: Callable[[RankTold], None] = lambda _: None,
+        on_report: Callable[[WaitReport], None] = lambda _: None,
         holds_tracebacks: bool = False,
         tails: Mapping[Streams, TailFile] | None = None,
         on_output: Callable[[int, Streams, bytes], None] | None = None,
@@ -188,8 +188,8 @@ class RankOutput:
         self._logs = logs
         self._on_broken = on_broken
         self._on_phase = on_phase
-        self._on_told = on_told
-        self._told = RankTold(place.generation, place.rank)
+        self._on_report = on_report
+        self._waits = WaitReport(place.generation, place.rank)
         self._on_output = on_output
         self._prefix = f"[{place.host}:{place.rank}] "
         self._tail = b""
@@ -320,13 +320,13 @@ class RankOutput:
 
     def relocate(self, place: str) -> None:
         """Replace the reported place of a rank that does not answer by ``place``, which was read from outside later."""
-        if self._told.blocked:
-            self._tell(replace(self._told, blocked=place))
+        if self._waits.blocked:
+            self._report_waits(replace(self._waits, blocked=place))
 
-    def _tell(self, told: RankTold) -> None:
-        if told != self._told:
-            self._told = told
-            self._on_told(told)
+    def _report_waits(self, waits: WaitReport) -> None:
+        if waits != self._waits:
+            self._waits = waits
+            self._on_report(waits)
 
     def _give_up(self, reason: str) -> None:
         """Keep reading, so that the rank is not blocked, but pass nothing on."""
@@ -346,8 +346,8 @@ class RankOutput:
                 case BeatRecord():
                     self.vitals.beat()
                 case WaitRecord(notice, has_failed):
-                    self._tell(replace(self._told, notice=notice, has_failed=has_failed))
+                    self._report_waits(replace(self._waits, notice=notice, has_failed=has_failed))
                 case BlockedRecord(where):
-                    self._tell(replace(self._told, blocked=where))
+                    self._report_waits(replace(self._waits, blocked=where))
                 case FailureReport() as record if self.failure is None:
                     self.failure = record

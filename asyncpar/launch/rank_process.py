@@ -26,7 +26,7 @@ from asyncpar.core.observe.rank_observer import WAIT_WARNING
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import ProcessLook
+from asyncpar.launch.vitals import ProcessSample
 
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
@@ -134,19 +134,19 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def look(self) -> ProcessLook:
+    def sample(self) -> ProcessSample:
         """Inspect the leader.  It counts as running if no file can be opened."""
         try:
             leader = psutil.Process(self.pid)
             with leader.oneshot():
                 status, times, resident = leader.status(), leader.cpu_times(), leader.memory_info().rss
         except psutil.NoSuchProcess:
-            return ProcessLook()
+            return ProcessSample()
         except OSError as error:
             if not is_exhausted(error):
                 raise
-            return ProcessLook()
-        return ProcessLook(
+            return ProcessSample()
+        return ProcessSample(
             is_stopped=status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
             is_uninterruptible=status == psutil.STATUS_DISK_SLEEP,
             cpu=times.user + times.system,
@@ -192,7 +192,7 @@ async def find_room() -> None:
     """Wait, for a bounded time, until there are descriptors for one more rank; after that, opening them fails."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ROOM_PATIENCE
-    while not has_room(_DESCRIPTORS_OF_A_START) and loop.time() < deadline:  # noqa: ASYNC110 - no event tells of it
+    while not has_room(_DESCRIPTORS_OF_A_START) and loop.time() < deadline:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(_POLL_EVERY)
 
 

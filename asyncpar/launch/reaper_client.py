@@ -64,30 +64,30 @@ class ReaperClient:
     def add_group(self, group: int) -> None:
         """Register the process group ``group``.  Raises ``LaunchError`` when there is no reaper and can be none."""
         self._groups.add(group)
-        self._tell(_group_line(group))
+        self._send(_group_line(group))
 
     def forget_group(self, group: int) -> None:
         """Unregister a group that is empty: its number may be reused."""
         self._groups.discard(group)
         with contextlib.suppress(LaunchError):  # a reaper that is gone kills nothing
-            self._tell(b"-%d\n" % group)
+            self._send(b"-%d\n" % group)
 
     def add_path(self, path: Path) -> None:
         """Register a file, or a directory that holds files only, for removal."""
         self._paths.append(path)
-        self._tell(_path_line(path))
+        self._send(_path_line(path))
 
     def explain(self, folder: Path) -> None:
         """Register the folder of a post-mortem, to be explained if the agent is killed."""
         self._folder = folder
-        self._tell(b"explain " + os.fsencode(folder) + b"\n")
+        self._send(b"explain " + os.fsencode(folder) + b"\n")
 
     def forget_folder(self) -> None:
         """Unregister the folder: the agent explains it itself, or there is nothing to explain."""
         folder, self._folder = self._folder, None
         if folder is not None:
             with contextlib.suppress(LaunchError):
-                self._tell(b"-explain " + os.fsencode(folder) + b"\n")
+                self._send(b"-explain " + os.fsencode(folder) + b"\n")
 
     def close(self) -> None:
         """End and remove everything that is still registered, and wait for that."""
@@ -103,7 +103,7 @@ class ReaperClient:
             self._process.kill()
             self._process.wait()
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         try:
             self._write(line)
         except OSError:  # the reaper is gone

@@ -12,14 +12,14 @@ from asyncpar.observe.summary import RankAnswer, unpack
 
 def sort_answers(answers: Iterable[RankAnswer]) -> tuple[dict[int, ProcessStacks], dict[int, str]]:
     """Return the stacks by rank, and by rank why they are missing."""
-    told: dict[int, ProcessStacks] = {}
+    stacks: dict[int, ProcessStacks] = {}
     silent: dict[int, str] = {}
     for answer in answers:
         if answer.error:
             silent[answer.rank] = answer.error
             continue
         try:
-            told[answer.rank] = unpack(answer.content, ProcessStacks)
+            stacks[answer.rank] = unpack(answer.content, ProcessStacks)
         except msgspec.DecodeError as error:
             silent[answer.rank] = f"its answer cannot be read: {error}"
-    return told, silent
+    return stacks, silent

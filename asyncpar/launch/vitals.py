@@ -37,7 +37,7 @@ class Condition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLook:
+class ProcessSample:
     """A process at one moment; ``cpu`` is the processor time that all its threads have used, in seconds.
 
     ``resident`` is the memory that it holds, in bytes.
@@ -80,7 +80,7 @@ class Vitals:
         self._stopped = self._quiet = 0.0
         self._idle = self._computing = 0.0
         """How long, while quiet, it has used no processor time, or has used some."""
-        self._recent: deque[tuple[float, ProcessLook]] = deque()
+        self._recent: deque[tuple[float, ProcessSample]] = deque()
 
     def beat(self) -> None:
         """Record a heartbeat."""
@@ -91,7 +91,7 @@ class Vitals:
         self.phase = phase
         self._quiet = 0.0
 
-    def look(self, seen: ProcessLook, *, now: float) -> bool:
+    def update(self, seen: ProcessSample, *, now: float) -> bool:
         """Update the condition; return whether it has changed."""
         passed = min(now - self._recent[-1][0], 2 * LOOK_SECONDS) if self._recent else 0.0
         self._recent.append((now, seen))
@@ -107,7 +107,7 @@ class Vitals:
         self.condition, self.seconds = self._judge(seen)
         return self.condition is not before
 
-    def _judge(self, seen: ProcessLook) -> tuple[Condition, float]:
+    def _judge(self, seen: ProcessSample) -> tuple[Condition, float]:
         if seen.is_stopped:
             return Condition.STOPPED, self._stopped
         if self._quiet < HUNG_SECONDS:

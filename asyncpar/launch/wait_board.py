@@ -14,7 +14,7 @@ COALESCE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class RankTold:
+class WaitReport:
     """A rank waits (``notice``; None: no longer), and code at ``blocked`` blocks its loop ("": none does).
 
     ``has_failed``: it does not go on, because what it waited for has failed.
@@ -27,7 +27,7 @@ class RankTold:
     has_failed: bool = False
 
 
-class _SaidWait(NamedTuple):
+class _ReportedWait(NamedTuple):
     """A reported wait of ``ranks``, in order; ``how`` their culprit was stopped or blocked then, "" if not."""
 
     ranks: list[int]
@@ -44,9 +44,9 @@ class WaitBoard:
         self._waiting: dict[int, WaitNotice] = {}
         self._blocked: dict[int, str] = {}
         self._conditions: dict[int, str] = {}
-        self._told: dict[int | None, _SaidWait] = {}
+        self._reported: dict[int | None, _ReportedWait] = {}
         """By culprit."""
-        self._said: set[str] = set()
+        self._cycles: set[str] = set()
         """Deadlocks that were reported."""
         self._has_failed = False
         """Whether operations have failed; then ranks that no longer wait are not reported, since errors report them."""
@@ -59,22 +59,22 @@ class WaitBoard:
 
     def clear(self) -> None:
         """Forget everything, before a new generation."""
-        for table in (self._waiting, self._blocked, self._conditions, self._told):
+        for table in (self._waiting, self._blocked, self._conditions, self._reported):
             table.clear()
-        self._said.clear()
+        self._cycles.clear()
         self._due = None
 
-    def take(self, told: RankTold, now: float) -> None:
+    def take(self, report: WaitReport, now: float) -> None:
         """Record the report of a rank."""
-        if told.notice is None:
-            before = self._waiting.pop(told.rank, None)
-            self._has_failed |= told.has_failed and before is not None
+        if report.notice is None:
+            before = self._waiting.pop(report.rank, None)
+            self._has_failed |= report.has_failed and before is not None
         else:
-            self._waiting[told.rank] = told.notice
-        if told.blocked:
-            self._blocked[told.rank] = f"blocks its event loop at {told.blocked}"
+            self._waiting[report.rank] = report.notice
+        if report.blocked:
+            self._blocked[report.rank] = f"blocks its event loop at {report.blocked}"
         else:
-            self._blocked.pop(told.rank, None)
+            self._blocked.pop(report.rank, None)
         self._change(now)
 
     def set_condition(self, rank: int, how: str, now: float) -> None:
@@ -96,7 +96,7 @@ class WaitBoard:
             table.pop(rank, None)
         self._change(now)
 
-    def say(self, now: float) -> list[str]:
+    def report(self, now: float) -> list[str]:
         """Return the reports that are due now."""
         if self._due is None or now < self._due:
             return []
@@ -108,20 +108,22 @@ class WaitBoard:
         for rank, notice in notices.items():
             by_culprit.setdefault(find_root(rank, notices), {})[rank] = notice
         lines = []
-        for culprit in [culprit for culprit in self._told if culprit not in by_culprit]:
+        for culprit in [culprit for culprit in self._reported if culprit not in by_culprit]:
             gone_on = [
-                rank for rank in self._told.pop(culprit).ranks if rank not in self._waiting and not self.condition(rank)
+                rank
+                for rank in self._reported.pop(culprit).ranks
+                if rank not in self._waiting and not self.condition(rank)
             ]
             if gone_on and not self._has_failed:
                 lines.append(f"{name_ranks(gone_on)} {'goes' if len(gone_on) == 1 else 'go'} on")
         self._has_failed = False
         for culprit, waiting in by_culprit.items():
             how = "" if culprit is None else self.condition(culprit)
-            said = self._told.get(culprit)
-            if said is None or (how and not said.how):
-                self._told[culprit] = _SaidWait(sorted(waiting), how)
-                lines += [line for line in sum_up(notices, only=waiting) if line not in self._said]
-                self._said |= {notice.cycle for notice in waiting.values() if notice.cycle}
+            reported = self._reported.get(culprit)
+            if reported is None or (how and not reported.how):
+                self._reported[culprit] = _ReportedWait(sorted(waiting), how)
+                lines += [line for line in sum_up(notices, only=waiting) if line not in self._cycles]
+                self._cycles |= {notice.cycle for notice in waiting.values() if notice.cycle}
         return lines
 
     def _explained(self, notice: WaitNotice) -> WaitNotice:
@@ -130,5 +132,5 @@ class WaitBoard:
         return msgspec.structs.replace(notice, where=how) if how else notice
 
     def _change(self, now: float) -> None:
-        if self._due is None and (self._waiting or self._told):
+        if self._due is None and (self._waiting or self._reported):
             self._due = now + COALESCE_SECONDS

@@ -35,7 +35,7 @@ from asyncpar.launch.rank_process import ChildStreams, RankProcess, find_room
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.tracebacks import find_traceback, shorten
 from asyncpar.launch.vitals import LOOK_SECONDS, Condition, RankState
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.observe.service import OBSERVE_FD
 from asyncpar.observe.stack_views import ProcessStacks, crash_line
 from asyncpar.observe.summary import unpack
@@ -64,7 +64,7 @@ class WorkerGroupTools:
     """Callbacks and services shared by the worker groups of all generations.
 
     ``on_broken_output`` gets the reason ("": the reader closed its end), ``on_state`` each state that has changed,
-    ``on_told`` reports of ranks on what they wait for, ``on_output`` all of their output (``b""`` at the end of a
+    ``on_report`` reports of ranks on what they wait for, ``on_output`` all of their output (``b""`` at the end of a
     stream).  With ``holds_tracebacks`` the final tracebacks of ranks are not shown, since ``on_rank_end`` reports them;
     with ``full_traceback`` that report has all frames.
     """
@@ -77,7 +77,7 @@ class WorkerGroupTools:
     on_rank_end: Callable[[RankEnd], None]
     on_state: Callable[[RankState], None]
     on_broken_output: Callable[[str], None]
-    on_told: Callable[[RankTold], None] = lambda _: None
+    on_report: Callable[[WaitReport], None] = lambda _: None
     on_output: Callable[[int, Streams, bytes], None] | None = None
     holds_tracebacks: bool = False
     full_traceback: bool = False
@@ -101,7 +101,7 @@ class WorkerGroup:
         self._tasks: asyncio.TaskGroup | None = None
         self._keeping: asyncio.Task[None] | None = None
         """Keeps the stacks for a post-mortem; they are kept once, when the job begins to end."""
-        self._has_told_loss = False
+        self._has_reported_loss = False
 
     async def run(self) -> None:
         """Run all ranks; return when every process group is gone and all output has been passed on."""
@@ -120,7 +120,7 @@ class WorkerGroup:
                 self._start(plan, tasks)
             for process in self._processes.values():
                 process.go()
-            watching = tasks.create_task(self._look_after())
+            watching = tasks.create_task(self._inspect())
             if self._pending_signal is not None:
                 self.signal(self._pending_signal)
             if self._watches:
@@ -183,12 +183,12 @@ class WorkerGroup:
                 self._killed.add(plan.place.local_rank)
                 self._after_stacks(partial(self._processes[plan.place.local_rank].signal, signal.SIGKILL))
 
-    def tell_loss(self, loss: Loss) -> None:
+    def notify_loss(self, loss: Loss) -> None:
         """Notify every rank, except the lost one, of a loss."""
-        self._has_told_loss = True
+        self._has_reported_loss = True
         self._notify(loss.rank, lambda generation: encode_loss(loss, generation=generation))
 
-    def tell_condition(self, rank: int, how: str) -> None:
+    def notify_condition(self, rank: int, how: str) -> None:
         """Notify every rank, except ``rank``, of the condition of that one, which cannot report it itself."""
         self._notify(rank, lambda generation: encode_condition(rank, how, generation=generation))
 
@@ -257,19 +257,19 @@ class WorkerGroup:
             display=self._tools.display,
             logs=self._tools.logs,
             on_broken=self._tools.on_broken_output,
-            on_phase=lambda: self._tell_state(plan),
-            on_told=self._tools.on_told,
+            on_phase=lambda: self._report_state(plan),
+            on_report=self._tools.on_report,
             holds_tracebacks=self._tools.holds_tracebacks,
             tails=self._files.open_tails(plan.place),
             on_output=self._tools.on_output,
         )
-        told = {
+        answers = {
             "image": lambda: self._files.image(plan.place.local_rank),
             "output": output.recent.read,
             "tail": lambda: output.recent.tail(process.pid),
         }
         stacks = self._files.stacks.get(plan.place.local_rank)
-        self._tools.watch.add(plan.place, process.pid, asking, told, stacks, output.relocate)
+        self._tools.watch.add(plan.place, process.pid, asking, answers, stacks, output.relocate)
         return process, output
 
     async def _watch(self, plan: RankPlan, process: RankProcess, output: RankOutput, tasks: asyncio.TaskGroup) -> None:
@@ -296,8 +296,10 @@ class WorkerGroup:
         if returncode:
             self._after_stacks(lambda: None)
         self._tools.on_rank_end(end)
-        is_told = self._pending_signal is None or self._has_told_loss  # of a failure; not if the job was interrupted
-        await output.end(has_failed=report is not None and is_told)
+        is_reported = (
+            self._pending_signal is None or self._has_reported_loss
+        )  # of a failure; not if the job was interrupted
+        await output.end(has_failed=report is not None and is_reported)
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
 
@@ -328,22 +330,22 @@ class WorkerGroup:
             return msgspec.structs.replace(report, traceback="(its traceback is in its output above)")
         return msgspec.structs.replace(report, traceback=shorten(report.traceback))
 
-    async def _look_after(self) -> None:
+    async def _inspect(self) -> None:
         """Check at intervals whether the ranks that have not ended are running."""
         loop = asyncio.get_running_loop()
         sizes: dict[int, int] = {}
         while True:
-            self._tools.watch.memory.look(sizes, now=time.monotonic())
+            self._tools.watch.memory.update(sizes, now=time.monotonic())
             await asyncio.sleep(LOOK_SECONDS)
             for plan in self._plans:
                 local_rank = plan.place.local_rank
                 if local_rank in self._notices and local_rank not in self._killed:  # has not ended
-                    seen = self._processes[local_rank].look()
+                    seen = self._processes[local_rank].sample()
                     sizes[plan.place.rank] = seen.resident
-                    if self._outputs[local_rank].vitals.look(seen, now=loop.time()):
-                        self._tell_state(plan)
+                    if self._outputs[local_rank].vitals.update(seen, now=loop.time()):
+                        self._report_state(plan)
 
-    def _tell_state(self, plan: RankPlan) -> None:
+    def _report_state(self, plan: RankPlan) -> None:
         place, vitals = plan.place, self._outputs[plan.place.local_rank].vitals
         state = RankState(
             generation=place.generation,

@@ -84,7 +84,7 @@ class ElasticWorlds:
             rendezvous=quiet,
             display=quiet,
             reaper=quiet,
-            on_say=self.lines.append,
+            on_line=self.lines.append,
             processes=lambda _record, _place, *, feed, **_: slots.report_to(feed),
         )
         self._agent = asyncio.create_task(agent.run(), name="agent")

@@ -18,7 +18,7 @@ from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepU
 from asyncpar.elasticity.pipe import PipeWorlds, Served
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import LaunchError, PeerLost
-from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.host_protocol import RankGone, RankWrote, SlotEvent, StartRank, WriteToRank
 from asyncpar.launch.failure import RankEnd
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.pipe_messages import (
@@ -120,7 +120,7 @@ class TaskSlots:
                 self._send(one, arriving[one])
 
     def _send(self, pipe: TaskPipe, message: RankMessage) -> None:
-        asyncio.get_running_loop().call_soon(self._feed, RankSaid(pipe.member, decode_rank_line(encode_line(message))))
+        asyncio.get_running_loop().call_soon(self._feed, RankWrote(pipe.member, decode_rank_line(encode_line(message))))
 
     def shelf(self, member: str) -> SnapshotShelf:
         """Return the snapshots that a member gives to joining ones.  Raises ``PeerLost`` if it is gone."""

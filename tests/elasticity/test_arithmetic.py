@@ -202,8 +202,8 @@ def test_a_joiner_with_another_kernel_is_let_in_and_named_on_all_hosts(group: Ag
     group.start("three", environment={"OPENBLAS_CORETYPE": "Nehalem"})
     eventually(lambda: group.trains(3), "training on three hosts")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
-    warnings = {name: [line for line in group.said(name).splitlines() if UNLIKE in line] for name in group.agents}
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
+    warnings = {name: [line for line in group.output(name).splitlines() if UNLIKE in line] for name in group.agents}
     assert [len(lines) for lines in warnings.values()] == [1, 1, 1], "one on each host"
     assert len({line.partition(UNLIKE)[2] for lines in warnings.values() for line in lines}) == 1
     expected = r"on three has BLAS kernel Nehalem, not \w+ \(set OPENBLAS_CORETYPE on all hosts"

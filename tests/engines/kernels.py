@@ -59,13 +59,13 @@ class Kernel:
         deadline = time.monotonic() + SECONDS
         while not is_so():
             assert not cell.has_ended, cell
-            said = _next_of(cell.message, self.client.get_iopub_msg, deadline)
-            content = said["content"]
-            if said["msg_type"] == "stream" and content["name"] == "stdout":
+            received = _next_of(cell.message, self.client.get_iopub_msg, deadline)
+            content = received["content"]
+            if received["msg_type"] == "stream" and content["name"] == "stdout":
                 cell.printed += content["text"]
-            elif said["msg_type"] == "stream":
+            elif received["msg_type"] == "stream":
                 cell.errors += content["text"]
-            elif said["msg_type"] == "status" and content["execution_state"] == "idle":
+            elif received["msg_type"] == "status" and content["execution_state"] == "idle":
                 reply = _next_of(cell.message, self.client.get_shell_msg, deadline)
                 cell.raised, cell.has_ended = reply["content"].get("ename", ""), True
 
@@ -73,9 +73,9 @@ class Kernel:
 def _next_of(message: str, take: Callable[..., dict[str, Any]], deadline: float) -> dict[str, Any]:
     """Return the next message that belongs to ``message``: clients ask on their own, too."""
     while True:
-        said = take(timeout=max(0.0, deadline - time.monotonic()))
-        if said["parent_header"].get("msg_id") == message:
-            return said
+        received = take(timeout=max(0.0, deadline - time.monotonic()))
+        if received["parent_header"].get("msg_id") == message:
+            return received
 
 
 @contextmanager

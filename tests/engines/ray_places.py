@@ -29,10 +29,10 @@ class StoppedBeforeItsStart(RayPlace):
 class DeafToCommands(RayPlace):
     """It stops at the first command."""
 
-    async def tell(self, command: bytes) -> None:
+    async def send(self, command: bytes) -> None:
         """Stop this process."""
         os.kill(os.getpid(), signal.SIGSTOP)
-        await super().tell(command)
+        await super().send(command)
 
 
 class DiesInStartUp(RayPlace):

@@ -134,7 +134,7 @@ async def test_errors_are_those_of_the_actor(node: ap.Node) -> None:
             await job.ref("model").load(object())
 
 
-async def test_a_wrong_secret_and_a_closed_job_are_told(node: ap.Node) -> None:
+async def test_a_wrong_secret_and_a_closed_job_are_reported(node: ap.Node) -> None:
     async with ap.connect(node.address, b"x" * 32) as job:
         with pytest.raises(ap.AuthenticationError):
             await job.ref("model").weights()

@@ -17,7 +17,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.engines import polled_place
-from asyncpar.engines.dask_page import make_page
+from asyncpar.engines.dask_plugin import make_page
 from asyncpar.testing import engine_programs as programs
 from asyncpar.testing.engines import EngineConformance, EngineOutput
 from tests.engines import dask_programs
@@ -119,7 +119,7 @@ async def test_nodes_live_on_the_loops_of_workers(client: Any) -> None:
     assert {total for _, total in places} == {"2"}
 
 
-async def test_too_few_workers_are_told_at_once_or_waited_for(client: Any) -> None:
+async def test_too_few_workers_are_reported_at_once_or_waited_for(client: Any) -> None:
     with pytest.raises(ap.UsageError, match=r"at most 2.*got 3.*wait=SECONDS"):
         await ap.dask.launch(client, programs.add, 1, 2, ranks=3)
     begun = time.monotonic()
@@ -201,7 +201,7 @@ def test_a_job_shows_dask_that_its_workers_are_busy_has_a_page_and_ends_when_it_
     assert [key for key in busy if key.startswith("asyncpar-linger-")]
 
 
-async def test_versions_that_differ_are_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_versions_that_differ_are_reported(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polled_place, "__version__", "9.9")
     with pytest.raises(ap.UsageError, match=r"has asyncpar 0.*the caller 9.9; install the same"):
         await ap.dask.launch(client, programs.add, 1, 2, ranks=1)

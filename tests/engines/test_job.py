@@ -62,7 +62,7 @@ class StandIn(PlacementEngine, Handle):
     async def release(self) -> None:
         self.was_released = True
 
-    async def tell(self, command: PlaceCommand) -> None:
+    async def send(self, command: PlaceCommand) -> None:
         del command
 
     def _break_in(self, step: str) -> None:

@@ -56,7 +56,7 @@ class TestMpi(EngineConformance):
         )
 
 
-def test_a_blocking_run_fills_the_hosts_that_it_needs_and_tells_ranks_of_no_world_of_mpi() -> None:
+def test_a_blocking_run_fills_the_hosts_that_it_needs_and_hides_the_world_of_mpi_from_ranks() -> None:
     def look() -> tuple[str, list[str]]:
         return os.environ["GROUP_RANK"], [name for name in os.environ if name.startswith(("PMI_", "MPI_LOCAL"))]
 
@@ -65,7 +65,7 @@ def test_a_blocking_run_fills_the_hosts_that_it_needs_and_tells_ranks_of_no_worl
 
 
 @pytest.mark.soak
-def test_a_place_of_mpi_takes_as_many_ranks_as_it_is_told() -> None:
+def test_a_place_of_mpi_takes_as_many_ranks_as_are_ordered() -> None:
     seen = ap.mpi.run(programs.describe, hosts=HOSTS, ranks=2, per_place=2, console=RecordingConsole())
     assert [one["GROUP_RANK"] for one in seen] == [0, 0]
 
@@ -90,7 +90,7 @@ async def test_what_cannot_be_is_refused_by_its_name(monkeypatch: pytest.MonkeyP
     assert "elastic jobs run with ap.cluster on this machine, with ap.dask" in await refused(ranks=(1, 2))
 
 
-def test_hosts_elsewhere_are_told_an_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_elsewhere_get_an_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"localhost": "127.0.0.1", "far": "192.0.2.7"}
     monkeypatch.setattr(mpi_engine, "resolve", addresses.__getitem__)
     monkeypatch.setattr(mpi_engine, "route_to", lambda address: f"way to {address}")

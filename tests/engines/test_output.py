@@ -49,12 +49,12 @@ def test_progress_is_lines_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_what_all_agents_say_is_shown_once_and_again_when_it_is_said_again() -> None:
+def test_a_message_of_all_agents_is_shown_once_and_again_when_it_is_repeated() -> None:
     messages = PlaceMessages()
     text = PlaceOutput(b"asyncpar launch: rank 3 exited with code 1; stopping all ranks\n", True, True)
     other = PlaceOutput(b"asyncpar launch: all ranks start again\n", True, True)
-    said = [(place, one) for one in (text, other, text) for place in (2, 0, 1)]
-    assert [place for place, one in said if messages.is_new(place, one)] == [2, 2, 2]
+    sent = [(place, one) for one in (text, other, text) for place in (2, 0, 1)]
+    assert [place for place, one in sent if messages.is_new(place, one)] == [2, 2, 2]
 
 
 def test_what_ranks_print_is_all_shown_and_old_messages_are_forgotten() -> None:

@@ -70,7 +70,7 @@ def test_a_blocking_run_spreads_ranks_over_bundles() -> None:
     assert [one["GROUP_RANK"] for one in seen] == [0, 1]
 
 
-async def test_more_than_the_cluster_has_is_told_at_once() -> None:
+async def test_more_than_the_cluster_has_is_reported_at_once() -> None:
     with pytest.raises(ap.UsageError, match=r"99 CPU in 99 bundles, this cluster of Ray has 4"):
         await ap.ray.launch(programs.add, 1, 2, ranks=99)
     with pytest.raises(ap.UsageError, match="placement: expected one of"):

@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(
             ray.get(call)
 
 
-def test_the_death_of_an_actor_is_told_with_its_rank(members: list[Any]) -> None:
+def test_the_death_of_an_actor_is_reported_with_its_rank(members: list[Any]) -> None:
     join(members, "mortal")
     waiting = members[0].wait.remote("mortal")
     os.kill(ray.get(members[1].pid.remote()), signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_the_death_of_an_actor_is_told_with_its_rank(members: list[Any]) -> None
     assert error.cause.rank == 1
 
 
-def test_a_rank_that_does_not_come_is_waited_for_and_then_told() -> None:
+def test_a_rank_that_does_not_come_is_waited_for_and_then_reported() -> None:
     environment = {"env_vars": {"ASYNCPAR_RENDEZVOUS_TIMEOUT": "0.5"}}
     alone = ray.remote(Member).options(num_cpus=0.5, runtime_env=environment).remote()
     with pytest.raises(ap.LaunchError, match=r"rank 1 of group 'alone' has not found rank 0 for 0.5 s"):

@@ -148,7 +148,7 @@ async def test_a_module_that_workers_lack_is_named(tmp_path: Path, monkeypatch: 
     assert "this rank cannot load it: No module named 'only_at_the_caller'" in str(failed.value.exceptions[0])
 
 
-async def test_places_that_do_not_come_are_told_when_the_wait_is_over() -> None:
+async def test_places_that_do_not_come_are_reported_when_the_wait_is_over() -> None:
     begun = time.monotonic()
     with pytest.raises(ap.UsageError, match=r"1 places-that-come in 1 bundles, this cluster of Ray has 0"):
         await launch(resources={"CPU": 1.0, "places-that-come": 1.0}, wait=1.0)

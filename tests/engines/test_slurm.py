@@ -74,7 +74,7 @@ def test_a_blocking_run_asks_for_nodes_as_well() -> None:
     assert ap.slurm.run(programs.add, 1, 2, ranks=1, console=RecordingConsole()) == [3]
 
 
-async def test_what_slurm_can_never_give_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_slurm_can_never_give_is_reported_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODE", "1")
     monkeypatch.setenv("SAYS", "srun: error: no such nodes")
     with pytest.raises(ap.UsageError, match=r"Slurm has no nodes for 9, 2 on each of 5: srun: error: no such nodes"):

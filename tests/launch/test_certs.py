@@ -33,7 +33,7 @@ def test_init_on_one_host_makes_up_a_name(tmp_path: Path) -> None:
     assert one != other
 
 
-def test_show_tells_who_until_when_and_in_which_file(tmp_path: Path) -> None:
+def test_show_names_the_holder_the_expiry_and_the_file(tmp_path: Path) -> None:
     place = tmp_path / "certs"
     invoke("init", str(place), "--ranks", "2", "--hosts", "2", "--job", "demo", "--days", "7")
     for directory, whose in ((place, [0, 1]), (place / "host-1", [1])):

@@ -43,7 +43,7 @@ async def test_status_and_ranks_over_paths_of_any_length(tmp_path: Path, depth: 
     assert not path.exists()
 
 
-async def test_nobody_there_is_said(tmp_path: Path) -> None:
+async def test_a_job_that_is_gone_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="does not answer"):
         await ask(tmp_path / "control", ControlRequest(kind="status"))
 
@@ -128,17 +128,6 @@ async def lose_an_agent_that_is_asked() -> None:
     began = loop.time()
     assert await view.collect("stacks", None) == []
     assert loop.time() == began
-
-
-async def test_listeners_get_each_summary() -> None:
-    view = WholeJob(JobSummary(job="train", pid=1, time=0.0))
-    seen: list[JobSummary] = []
-    leave = view.subscribe(seen.append)
-    view.arrived(7, "a", lambda _: None)
-    view.take(7, observed("a", 0))
-    leave()
-    view.take(7, observed("a", 0))
-    assert [len(one.ranks) for one in seen] == [1]
 
 
 async def test_torn_messages_of_an_agent_are_dropped() -> None:

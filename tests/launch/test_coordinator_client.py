@@ -72,7 +72,7 @@ async def test_an_agent_has_to_show_the_certificate_of_its_host(
     )
 
 
-async def test_trouble_with_certificates_is_told_at_once(tmp_path: Path) -> None:
+async def test_trouble_with_certificates_is_reported_at_once(tmp_path: Path) -> None:
     certify(authority_now(), COORDINATOR, tmp_path / "one")
     other = certify(authority_now(), agent_role(0), tmp_path / "other")
     async with coordinator(tmp_path / "one") as address:
@@ -82,7 +82,7 @@ async def test_trouble_with_certificates_is_told_at_once(tmp_path: Path) -> None
             assert "certificates" in event.cause
 
 
-async def test_a_coordinator_with_another_secret_is_told_apart_from_a_lost_one() -> None:
+async def test_a_coordinator_with_another_secret_is_distinguished_from_a_lost_one() -> None:
     server = RpcServer(Credentials(b"s" * 32))
     membership_pb2_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
         membership_pb2_grpc.CoordinatorServicer(), server.server

@@ -20,6 +20,7 @@ from asyncpar.launch.protocol import (
     AgentHello,
     AgentLost,
     AgentStopped,
+    AnnounceCondition,
     AnnounceExit,
     Announcement,
     Command,
@@ -33,7 +34,6 @@ from asyncpar.launch.protocol import (
     RankEnded,
     SendOrder,
     StopRanks,
-    TellCondition,
 )
 from asyncpar.launch.vitals import NO_LIMITS, Condition, RankState, SilenceLimits
 
@@ -43,16 +43,16 @@ def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job:
 
 
 def failure(rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = None, report: bool = False) -> RankEnd:
-    told = None
+    found = None
     if report or blames is not None:
-        told = FailureReport(
+        found = FailureReport(
             type_name="PeerLost" if blames is not None else "ValueError",
             message="oh",
             traceback="oh",
             is_peer_error=blames is not None,
             blames=blames,
         )
-    return RankEnd(generation=0, rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
+    return RankEnd(generation=0, rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=found)
 
 
 LIMITED = SilenceLimits(silent=30.0)
@@ -123,8 +123,8 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
         (3, hello(0), "--node-rank: 0 is taken"),
         (5, replace(hello(1), version="9.9"), "this agent 9.9; install the same"),
     ):
-        finish, *told = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
-        assert [each.agent for each in told if isinstance(each, SendOrder)] == [0]  # those that are there hear of it
+        finish, *announced = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
+        assert [each.agent for each in announced if isinstance(each, SendOrder)] == [0], "those that are there get it"
         outcome = finishes([finish])[agent]
         assert outcome.exit_code == 2
         assert reason in outcome.message
@@ -259,9 +259,9 @@ def test_ranks_start_again_with_the_next_generation_while_restarts_are_left() ->
     coordinator.handle(ended(0, 0, 0, failure(0)), now=1.0)
     coordinator.handle(AgentStopped(0, 0), now=1.1)
     commands = coordinator.handle(AgentStopped(1, 0), now=1.2)
-    told, commands = commands[:2], commands[2:]
+    announced, commands = commands[:2], commands[2:]
     words = Announcement("rank 0 failed first: exited with code 1\n  on h (local rank 0, pid 1)")
-    assert told == [SendOrder(agent, words) for agent in (0, 1)]
+    assert announced == [SendOrder(agent, words) for agent in (0, 1)]
     assert commands[0] == OpenGeneration(1, 4, restarts=1, reason="rank 0 on h exited with code 1")
     assigned = [assignment for _, assignment in orders(commands, AgentAssignment)]
     assert [(place.generation, place.restart_count) for place in assigned] == [(1, 1), (1, 1)]
@@ -325,7 +325,7 @@ def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
     assert finishes(coordinator.handle(CoordinatorTick(), now=deadline))[0].exit_code == 3
 
 
-def test_an_agent_that_comes_after_the_end_is_told() -> None:
+def test_an_agent_that_comes_after_the_end_is_notified() -> None:
     coordinator = machine()
     coordinator.handle(CoordinatorTick(), now=30.0)
     assert finishes(coordinator.handle(AgentArrived(5, hello(1)), now=31.0))[5].exit_code == 1
@@ -337,8 +337,8 @@ def stopped(rank: int, condition: Condition = Condition.STOPPED) -> RankState:
 
 def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed() -> None:
     coordinator = running()
-    told = TellCondition(0, 2, "is stopped (SIGSTOP, or a debugger)")  # ranks that ask it get no answer
-    assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == [SendOrder(agent, told) for agent in (0, 1)]
+    announced = AnnounceCondition(0, 2, "is stopped (SIGSTOP, or a debugger)")  # ranks that ask it get no answer
+    assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == [SendOrder(agent, announced) for agent in (0, 1)]
     assert coordinator.next_deadline == 31.0
     commands = coordinator.handle(CoordinatorTick(), now=31.0)
     assert commands == [SendOrder(agent, GiveUpRank(0, Loss(2, "host1", "was stopped for 30.0 s"))) for agent in (0, 1)]
@@ -352,19 +352,19 @@ def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed(
 @pytest.mark.parametrize("condition", [each for each in Condition if each is not Condition.WELL])
 def test_a_rank_without_a_sign_of_life_is_never_condemned_unless_the_user_asks(condition: Condition) -> None:
     coordinator = running(silence=NO_LIMITS)
-    told = [
+    announced = [
         order.how
-        for _, order in orders(coordinator.handle(RankChanged(1, stopped(2, condition)), now=1.0), TellCondition)
+        for _, order in orders(coordinator.handle(RankChanged(1, stopped(2, condition)), now=1.0), AnnounceCondition)
     ]
-    assert told == [CONDITION_WORDS[condition]] * 2, "the others hear of it"
+    assert announced == [CONDITION_WORDS[condition]] * 2, "the others are notified"
     assert coordinator.next_deadline is None
     assert coordinator.handle(CoordinatorTick(), now=1e6) == []
 
 
-def test_the_others_hear_where_a_rank_is_stopped() -> None:
+def test_the_others_learn_where_a_rank_is_stopped() -> None:
     coordinator = running()
     state = replace(stopped(2), place="train.py:9")
-    [first, _] = orders(coordinator.handle(RankChanged(1, state), now=1.0), TellCondition)
+    [first, _] = orders(coordinator.handle(RankChanged(1, state), now=1.0), AnnounceCondition)
     assert first[1].how == "is stopped (SIGSTOP, or a debugger), at train.py:9"
 
 

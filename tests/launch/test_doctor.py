@@ -45,7 +45,7 @@ def test_findings_are_shown_with_what_to_do() -> None:
     assert Examination(host="a", version="1", findings=findings[:2]).exit_code == 0
 
 
-def test_every_check_of_this_host_says_something(tmp_path: Path) -> None:
+def test_every_check_of_this_host_reports_something(tmp_path: Path) -> None:
     findings = host_checks.examine_host({"XDG_RUNTIME_DIR": str(tmp_path)}, secret_file=None, with_hosts=False)
     assert len({finding.check for finding in findings}) == len(findings) == 14
     assert all(finding.found for finding in findings)

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_named(
     assert finding.advice
 
 
-def test_in_a_job_the_place_is_told(tmp_path: Path) -> None:
+def test_in_a_job_the_place_is_reported(tmp_path: Path) -> None:
     here = {**SLURM, "SLURM_JOB_NODELIST": "127.0.0.[1-3]"}
     found = examine(tmp_path, environment=here)
     assert found["slurm place"].found == "rank 4 of 5 on n03"

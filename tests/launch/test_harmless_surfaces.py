@@ -236,7 +236,7 @@ def test_a_terminal_gets_no_orders_from_ranks_that_fail(launcher: Launcher, term
     except OSError:  # the end of a pseudo-terminal
         pass
     assert process.wait(timeout=LIMIT) == 1
-    told = shown.decode().replace("\r\n", "\n")
-    check_shown(told, own=True)
-    assert "rank 1" in told
-    assert f"{COLOR}red" in told
+    text = shown.decode().replace("\r\n", "\n")
+    check_shown(text, own=True)
+    assert "rank 1" in text
+    assert f"{COLOR}red" in text

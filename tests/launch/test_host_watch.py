@@ -78,7 +78,7 @@ async def test_a_rank_counts_the_processes_that_failed_before_it() -> None:
     assert found == [(PLACE.job, restarts) for restarts in (0, 1, 1, 2, 5, 0)]
 
 
-def test_what_another_host_told_grows_older_as_a_whole() -> None:
+def test_the_report_of_another_host_grows_older_as_a_whole() -> None:
     well = RankReport(rank=0, host="one", pid=1)
     stopped = RankReport(rank=1, host="one", pid=2, condition="stopped", seconds=3.0, age=1.0)
     aged = HostSummary(host="one", ranks=(well, stopped)).aged(10.0)

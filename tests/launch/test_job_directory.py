@@ -61,7 +61,7 @@ def test_a_runtime_directory_that_others_can_enter_is_not_used(tmp_path: Path, m
     assert jobs_directory({"XDG_RUNTIME_DIR": str(tmp_path)}).name == "jobs"
 
 
-def test_no_job_is_said(environment: dict[str, str]) -> None:
+def test_no_job_is_reported(environment: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match="no job of yours runs on this host"):
         find_job(environment, None)
     make_job_directory(environment, entry("train"))
@@ -82,7 +82,7 @@ class Running:
         return self.user
 
 
-def test_jobs_of_other_users_are_said_and_nothing_else_of_them(
+def test_jobs_of_other_users_are_named_and_nothing_else_of_them(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python, other = ("/usr/bin/python", "-m", "asyncpar", "launch", "t.py"), os.getuid() + 1
@@ -95,7 +95,7 @@ def test_jobs_of_other_users_are_said_and_nothing_else_of_them(
     with pytest.raises(LaunchError) as raised:
         find_job(environment, None)
     assert str(raised.value) == (
-        "no job of yours runs on this host; jobs of other users run here (ada, eva), and only they can look at them"
+        "no job of yours runs on this host; jobs of other users run here (ada, eva), and only they can inspect them"
     )
 
 

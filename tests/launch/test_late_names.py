@@ -38,7 +38,7 @@ def test_a_name_that_comes_after_thirty_seconds_is_waited_for(capsys: pytest.Cap
     assert capsys.readouterr().err == "asyncpar launch: waiting for the host name train-0.train\n"
 
 
-def test_a_name_that_never_comes_is_told_after_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_never_comes_is_reported_after_the_time(capsys: pytest.CaptureFixture[str]) -> None:
     late = LateName(1e9)
     with pytest.raises(socket.gaierror):
         resolve_within("train-0.train", 60.0, **late.clock())
@@ -46,7 +46,7 @@ def test_a_name_that_never_comes_is_told_after_the_time(capsys: pytest.CaptureFi
     assert capsys.readouterr().err
 
 
-def test_outside_of_kubernetes_a_wrong_name_is_told_at_once() -> None:
+def test_outside_of_kubernetes_a_wrong_name_is_reported_at_once() -> None:
     late = LateName(1.0)
     with pytest.raises(socket.gaierror):
         resolve_within("frist-host", 0.0, **late.clock())

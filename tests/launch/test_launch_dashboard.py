@@ -176,7 +176,7 @@ def test_the_output_of_all_hosts_is_on_the_page(launcher: Launcher) -> None:
     assert [launcher.finish(process).returncode for process in (leader, follower)] == [0, 0]
 
 
-def test_a_failed_job_is_told_as_failed(launcher: Launcher) -> None:
+def test_a_failed_job_is_shown_as_failed(launcher: Launcher) -> None:
     done = launcher.run("--log-dir", "logs", launcher.script("sys.exit(3)"))
 
     assert done.returncode == 3
@@ -234,7 +234,7 @@ def test_sinks_get_the_job_and_a_broken_one_does_not_disturb_it(launcher: Launch
         ],
     ),
 )
-def test_what_cannot_be_served_is_said_before_ranks_start(
+def test_what_cannot_be_served_is_reported_before_ranks_start(
     launcher: Launcher, arguments: list[str], problem: str
 ) -> None:
     done = launcher.run(*arguments, launcher.script("register()"))

@@ -36,7 +36,7 @@ def summary_of(text: str) -> list[str]:
     return text[text.index("asyncpar launch: rank ", begun) :].splitlines()
 
 
-def test_an_exception_is_told_in_ten_lines_with_the_programs_frames(launcher: Launcher) -> None:
+def test_an_exception_is_reported_in_ten_lines_with_the_programs_frames(launcher: Launcher) -> None:
     script = launcher.script(STEPS.format(failure="raise ValueError('bad batch 7')"))
     done = launcher.run("--nproc-per-node", "3", script)
     lines = summary_of(done.stderr)
@@ -45,8 +45,8 @@ def test_an_exception_is_told_in_ten_lines_with_the_programs_frames(launcher: La
     assert "      await step(node, number)" in lines
     assert "      raise ValueError('bad batch 7')" in lines
     assert len(lines) <= 10
-    told = " ".join(line for line in lines if line.startswith("  then "))  # one line, where both were told alike
-    assert re.findall(r"then ranks? ([\d, ]+) on", told) in (["0, 2"], ["0", "2"], ["2", "0"])
+    others = " ".join(line for line in lines if line.startswith("  then "))  # one line, where both were told alike
+    assert re.findall(r"then ranks? ([\d, ]+) on", others) in (["0, 2"], ["0", "2"], ["2", "0"])
     assert "Traceback" not in done.stderr
     assert "asyncio/" not in done.stderr
     assert done.stderr.count("bad batch 7") == 2  # what it is, and the line that raised it
@@ -64,8 +64,8 @@ def test_victims_that_are_ended_while_they_end_are_one_line(launcher: Launcher) 
     done = launcher.run("--nproc-per-node", "3", launcher.script(slow + text))
     lines = summary_of(done.stderr)
     assert lines[0] == "asyncpar launch: rank 1 failed first: ValueError: bad batch 7"
-    told = " ".join(line for line in lines if line.startswith("  then "))
-    assert re.findall(r"then ranks? ([\d, ]+) on", told) in (["0, 2"], ["0", "2"], ["2", "0"])
+    others = " ".join(line for line in lines if line.startswith("  then "))
+    assert re.findall(r"then ranks? ([\d, ]+) on", others) in (["0, 2"], ["0", "2"], ["2", "0"])
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 11
 
@@ -88,7 +88,7 @@ def test_all_frames_are_shown_on_demand(launcher: Launcher) -> None:
         ],
     ),
 )
-def test_ranks_that_fail_alike_are_told_once(launcher: Launcher, program: str, kind: str, frame: str) -> None:
+def test_ranks_that_fail_alike_are_reported_once(launcher: Launcher, program: str, kind: str, frame: str) -> None:
     path = launcher.pids_directory.parent / "broken.py"
     path.write_text(program + "\n")
     done = launcher.run("--nproc-per-node", "3", str(path))
@@ -100,16 +100,16 @@ def test_ranks_that_fail_alike_are_told_once(launcher: Launcher, program: str, k
 
 
 @pytest.mark.soak
-def test_a_killed_rank_is_first_however_fast_others_hear_of_it(launcher: Launcher) -> None:
+def test_a_killed_rank_is_first_however_fast_others_notice(launcher: Launcher) -> None:
     script = launcher.script(STEPS.format(failure="os.kill(os.getpid(), signal.SIGKILL)"))
     done = launcher.run("--nproc-per-node", "3", script)
     lines = summary_of(done.stderr)
     assert lines[0] == "asyncpar launch: rank 1 failed first: was killed by SIGKILL"
-    told = [
+    others = [
         line for line in lines if line.startswith("  then rank")
     ]  # one line, or two where they were told differently
-    assert re.findall(r"then ranks? ([0-9, ]+) on", "\n".join(told)) in (["0, 2"], ["0", "2"], ["2", "0"])
-    assert all(re.search(r"PeerLost: (rank \d: )?all_reduce #[34]: rank 1", line) for line in told), lines
+    assert re.findall(r"then ranks? ([0-9, ]+) on", "\n".join(others)) in (["0, 2"], ["0", "2"], ["2", "0"])
+    assert all(re.search(r"PeerLost: (rank \d: )?all_reduce #[34]: rank 1", line) for line in others), lines
 
 
 @pytest.mark.soak
@@ -149,7 +149,7 @@ def test_a_consequence_in_other_words_is_not_first(launcher: Launcher) -> None:
 
 
 @pytest.mark.soak
-def test_a_failure_that_is_followed_by_a_restart_is_told_too(launcher: Launcher) -> None:
+def test_a_failure_that_is_followed_by_a_restart_is_reported_too(launcher: Launcher) -> None:
     script = launcher.script("""
         register()
         if os.environ["ASYNCPAR_RESTART_COUNT"] == "0":

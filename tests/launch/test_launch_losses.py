@@ -129,7 +129,7 @@ def test_survivors_that_wait_for_no_message_of_the_killed_rank_get_peer_lost_too
     check_survivors(records, 1)
 
 
-def test_a_stopped_rank_is_told_at_once_and_is_an_error_of_collectives_and_asks_after_the_limit(
+def test_a_stopped_rank_is_reported_at_once_and_is_an_error_of_collectives_and_asks_after_the_limit(
     launcher: Launcher,
 ) -> None:
     body = """

@@ -52,7 +52,7 @@ IN_TURN = """
 """Ranks wait for one that has not come, for one that sleeps, for an actor, and for each other."""
 
 
-def test_each_wait_is_said_once_with_its_culprit_and_place_and_when_it_is_over(
+def test_each_wait_is_reported_once_with_its_culprit_and_place_and_when_it_is_over(
     launcher: Launcher, eventually: Eventually
 ) -> None:
     printed = launcher.directory / "printed"
@@ -62,7 +62,7 @@ def test_each_wait_is_said_once_with_its_culprit_and_place_and_when_it_is_over(
     lines = (launcher.directory / "job.py").read_text().splitlines()
     where = f"), which sleeps at job.py:{next(n for n, line in enumerate(lines, 1) if line.endswith('# sleep'))}"
 
-    def said(beginning: str, *more: str) -> list[str]:
+    def reported(beginning: str, *more: str) -> list[str]:
         found = (line for line in printed.read_text().splitlines() if line.startswith(f"asyncpar launch: {beginning}"))
         return [line for line in found if all(words in line for words in more)]
 
@@ -77,20 +77,22 @@ def test_each_wait_is_said_once_with_its_culprit_and_place_and_when_it_is_over(
     }
 
     def gone_on() -> list[int]:
-        """Return the ranks that were said to go on, as often as they were."""
+        """Return the ranks that were reported to go on, as often as they were."""
         lines = re.findall(r"^asyncpar launch: ranks? ([\d, ]+) go(?:es)? on$", printed.read_text(), re.MULTILINE)
         return [int(rank) for line in lines for rank in line.split(",")]
 
     for name, words in waits.items():
-        eventually(lambda words=words: bool(said(*words)))  # type: ignore[misc]
+        eventually(lambda words=words: bool(reported(*words)))  # type: ignore[misc]
         before, who = gone_on(), (0, 2) if name == "slept" else (0,)
         (launcher.directory / name).touch()
         eventually(lambda before=before, who=who: all(gone_on().count(one) > before.count(one) for one in who))  # type: ignore[misc]
-        (launcher.directory / f"{name}-over").touch()  # a rank that waits again would not be said to go on
+        (launcher.directory / f"{name}-over").touch()  # a rank that waits again would not be reported to go on
     launcher.finish(process)
-    assert {name: len(said(*words)) for name, words in waits.items()} == dict.fromkeys(waits, 1), printed.read_text()
+    assert {name: len(reported(*words)) for name, words in waits.items()} == dict.fromkeys(waits, 1), (
+        printed.read_text()
+    )
     assert process.returncode == 1
-    [cycle] = said("deadlock: ")
+    [cycle] = reported("deadlock: ")
     assert "rank 0 waits for rank 1 in recv from rank 1 (tag 0) at job.py:" in cycle
     assert "rank 2 waits for rank 0 in recv from rank 0 (tag 0) at job.py:" in cycle
     summary = printed.read_text().partition("failed first")[2]
@@ -132,11 +134,11 @@ def test_the_culprit_is_named_once_with_its_place(launcher: Launcher, trouble: s
     script = launcher.script(HANG.format(trouble=trouble))
     done = launcher.run("--nproc-per-node", "3", script, env={"ASYNCPAR_WAIT_WARNING": "0.8"})
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "wait for" in line]
-    assert len(said) == 1, done.stderr
-    assert said[0].startswith("asyncpar launch: ranks 0, 2 wait for rank 1 (")
-    assert f"), which {where}" in said[0]
-    assert "; all_reduce #2 at job.py:" in said[0]
+    reported = [line for line in done.stderr.splitlines() if "wait for" in line]
+    assert len(reported) == 1, done.stderr
+    assert reported[0].startswith("asyncpar launch: ranks 0, 2 wait for rank 1 (")
+    assert f"), which {where}" in reported[0]
+    assert "; all_reduce #2 at job.py:" in reported[0]
     assert done.stderr.splitlines()[-1] == "asyncpar launch: ranks 0, 2 go on"
 
 

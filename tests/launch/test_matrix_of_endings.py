@@ -79,7 +79,7 @@ CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGSTOP": 0, "nothing": 0}
 
 
 def words_of(starter: str, number: str) -> tuple[str, ...]:
-    """The words that the end of a job is told in."""
+    """The words that report the end of a job."""
     if number not in ("SIGINT", "SIGTERM"):
         return ()
     return {"launch": (f"ended by {number}",), "agents": (number,)}.get(starter, ())

@@ -27,7 +27,7 @@ class Kernel:
 def test_a_kill_that_the_kernel_has_counted_is_explained_with_all_sizes() -> None:
     kernel = Kernel()
     watch = kernel.watch()
-    watch.look({0: GIB, 1: 5 * GIB + GIB // 2, 2: 0}, now=10.0)
+    watch.update({0: GIB, 1: 5 * GIB + GIB // 2, 2: 0}, now=10.0)
     assert watch.explain(now=10.5) == "", "it was someone else"
     kernel.kills = 4
     assert watch.explain(now=10.5) == (
@@ -41,7 +41,7 @@ def test_a_kill_that_the_kernel_has_counted_is_explained_with_all_sizes() -> Non
 def test_of_many_ranks_the_largest_are_listed() -> None:
     kernel = Kernel()
     watch = kernel.watch()
-    watch.look({rank: (rank + 1) << 20 for rank in range(20)}, now=0.0)
+    watch.update({rank: (rank + 1) << 20 for rank in range(20)}, now=0.0)
     kernel.kills, kernel.use = 4, None
     assert watch.explain(now=0.0).endswith("rank 13 14 MiB, rank 12 13 MiB, 12 more of 12 MiB at most")
 
@@ -50,10 +50,10 @@ def test_an_old_kill_explains_nothing_and_nothing_is_known_without_counts() -> N
     kernel = Kernel()
     watch = kernel.watch()
     assert watch.explain(now=0.0) == ""
-    watch.look({}, now=0.0)
+    watch.update({}, now=0.0)
     kernel.kills = 4
     for second in range(1, 8):
-        watch.look({}, now=float(second))
+        watch.update({}, now=float(second))
     assert watch.explain(now=7.5) == "", "it was seconds ago: of another process"
     kernel.kills = None
     assert watch.explain(now=7.5) == ""
@@ -65,13 +65,13 @@ def test_the_growth_is_that_of_the_last_seconds() -> None:
     assert kernel.watch().use is None
     for second in range(20):
         kernel.use = MemoryUse(max(0, second - 10) * GIB // 2, 8 * GIB, is_group=False)
-        watch.look({}, now=float(second))
+        watch.update({}, now=float(second))
     use = watch.use
     assert use is not None
     assert (use.growth, use.owner) == (GIB / 2, "the host")
     assert use.seconds_left == pytest.approx((8 - 4.5) * 2)
     kernel.use = None
-    watch.look({}, now=20.0)
+    watch.update({}, now=20.0)
     assert watch.use is None
 
 

@@ -55,7 +55,7 @@ def test_an_order_of_a_newer_coordinator_is_none() -> None:
 
 
 @pytest.mark.parametrize("node_rank", [None, 0, 3])
-def test_an_introduction_tells_no_place_from_place_0(node_rank: int | None) -> None:
+def test_an_introduction_distinguishes_no_place_from_place_0(node_rank: int | None) -> None:
     hello = AgentHello(job="j", nnodes=4, nproc=2, node_rank=node_rank, host="left")
     assert decode_hello(encode_hello(hello).hello) == hello
 

@@ -109,7 +109,7 @@ def test_underscores_are_taken_for_dashes() -> None:
     assert rows(invoke(*SMALL, "--micro_batch", "2", "--ranks_per_host", "2"))
 
 
-def test_nothing_fits_is_an_error_that_tells_the_least_memory() -> None:
+def test_nothing_fits_is_an_error_that_names_the_least_memory() -> None:
     result = invoke(*GPT2, "--memory", "0.5")
     assert result.exit_code == 1
     assert result.stdout == ""

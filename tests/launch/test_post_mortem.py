@@ -203,7 +203,7 @@ def test_a_launcher_that_is_killed_is_explained_too(launcher: Launcher) -> None:
     assert "under way: all_reduce #2 of world, called at job.py:" in text
 
 
-def test_a_directory_that_cannot_be_written_is_said_at_once(launcher: Launcher) -> None:
+def test_a_directory_that_cannot_be_written_is_reported_at_once(launcher: Launcher) -> None:
     (launcher.directory / "file").write_text("")
     done = launcher.run("--post-mortem", str(launcher.directory / "file"), launcher.script("print(1)"))
     assert done.returncode == 2
@@ -281,7 +281,7 @@ def test_folders_with_files_missing_or_torn_are_explained_as_far_as_possible(tmp
     assert "rank 1: exited with code 1: ValueError: one\n    its ring is missing" in text
 
 
-def test_what_was_under_way_is_said_with_its_place_and_time(tmp_path: Path) -> None:
+def test_operations_under_way_are_reported_with_place_and_time(tmp_path: Path) -> None:
     remains = open_folder(tmp_path)
     descriptor = remains.make_ring(place(0))
     now = [10.0]

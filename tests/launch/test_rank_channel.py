@@ -28,8 +28,8 @@ def _frequent_collections() -> Iterator[None]:
 @pytest.mark.usefixtures("_frequent_collections")
 async def test_ranks_that_end_at_any_moment_leave_no_error_that_nobody_retrieves(seed: int) -> None:
     """The order in which the collector ends objects decides whether asyncio tells of a connection's error."""
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     chance = random.Random(seed)
     for _ in range(300):
         gc.set_threshold(chance.randint(1, 60), 2, 2)
@@ -50,7 +50,7 @@ async def test_ranks_that_end_at_any_moment_leave_no_error_that_nobody_retrieves
             gc.collect()
         await asyncio.sleep(0)
     gc.collect()
-    assert told == []
+    assert errors == []
 
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -58,7 +58,7 @@ def test_the_pin_of_algorithms_reaches_the_ranks() -> None:
     assert rank_environment({"ASYNCPAR_ALGORITHM": "seed"}, PLACE)["ASYNCPAR_ALGORITHM"] == "seed"
 
 
-def test_every_variable_that_the_documentation_tells_people_to_set_reaches_the_ranks() -> None:
+def test_every_variable_that_the_documentation_recommends_reaches_the_ranks() -> None:
     root = Path(__file__).parents[2]
     texts = [path.read_text() for path in (root / "README.md", root / "SECURITY.md", *(root / "docs").glob("*.md"))]
     found = {name for text in texts for name in re.findall(r"ASYNCPAR_[A-Z_]+", text)}

@@ -11,7 +11,7 @@ from asyncpar.launch.display import Display
 from asyncpar.launch.options import StreamChoice, Streams
 from asyncpar.launch.rank_output import RankLogs, RankOutput, Relay
 from asyncpar.launch.tracebacks import HOLD_SECONDS, REPORTED_HOLD_SECONDS
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.testing.loop import run_virtual
 from tests.core.config.test_environment import PLACE
 
@@ -107,7 +107,7 @@ TRACEBACK = b"Traceback (most recent call last):\nValueError: no more data\n"
 def test_a_rank_that_blocks_and_answers_no_more_is_where_its_memory_says() -> None:
     async def look() -> None:
         pipes = [os.pipe() for _ in range(3)]
-        told: list[RankTold] = []
+        reports: list[WaitReport] = []
         output = RankOutput(
             PLACE,
             [read_end for read_end, _ in pipes],
@@ -116,14 +116,14 @@ def test_a_rank_that_blocks_and_answers_no_more_is_where_its_memory_says() -> No
             logs=RankLogs(None, redirects=StreamChoice(), tee=StreamChoice()),
             on_broken=lambda _: None,
             on_phase=lambda: None,
-            on_told=told.append,
+            on_report=reports.append,
         )
         output.relocate("train.py:1")
-        assert told == [], "it may only be slow to answer"
+        assert reports == [], "it may only be slow to answer"
         await output._take_reports(b'{"kind": "blocked", "where": "train.py:2"}\n')  # noqa: SLF001
         for place in ("train.py:3", "train.py:3"):
             output.relocate(place)
-        assert [each.blocked for each in told] == ["train.py:2", "train.py:3"]
+        assert [each.blocked for each in reports] == ["train.py:2", "train.py:3"]
         for descriptors in pipes:
             for descriptor in descriptors:
                 os.close(descriptor)

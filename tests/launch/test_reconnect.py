@@ -92,7 +92,7 @@ async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> No
         for _ in range(3):
             await until(lambda: bool(proxy.connections))
             proxy.reset()
-        agent.tell(stopped(1))
+        agent.send(stopped(1))
         await until(lambda: len(taken) == 1)
         attending.cancel()
         await asyncio.wait({attending})
@@ -100,7 +100,7 @@ async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> No
 
 
 @pytest.mark.parametrize("seed", chosen((0,), soak=range(3)))
-async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_connection_breaks(seed: int) -> None:
+async def test_messages_of_both_sides_come_once_and_in_order_however_often_the_connection_breaks(seed: int) -> None:
     chance = random.Random(seed)
     taken: list[agent_machine.Event] = []
     async with coordinator() as (recorder, service, proxy):
@@ -108,7 +108,7 @@ async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_con
         attending = asyncio.ensure_future(agent.run(HELLO))
         seen = 0
         for number in range(60):
-            agent.tell(stopped(number))
+            agent.send(stopped(number))
             await asyncio.sleep(chance.choice((0.0, 0.0, 0.01)))
             if number % 10 == seed:
                 await until(lambda: len(recorder.numbers()) > seen)  # noqa: B023
@@ -116,7 +116,7 @@ async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_con
                 seen = len(recorder.numbers())
                 proxy.reset()
         await until(lambda: len(taken) == 60)
-        agent.tell(pb.AgentEvent(interrupted=pb.AgentInterrupted(signal_number=2)))
+        agent.send(pb.AgentEvent(interrupted=pb.AgentInterrupted(signal_number=2)))
         await until(lambda: len(taken) == 61)
         proxy.reset()  # with the outcome on its way to be acknowledged
         async with asyncio.timeout(10.0):
@@ -167,7 +167,7 @@ async def test_another_coordinator_at_the_same_place_is_not_taken_for_the_one_be
     async with coordinator() as (recorder, service, proxy):
         agent = CoordinatorClient(proxy.address, SECRET, timeout=10.0, take=taken.append)
         attending = asyncio.ensure_future(agent.run(HELLO))
-        agent.tell(stopped(1))
+        agent.send(stopped(1))
         await until(lambda: len(taken) == 1 and bool(recorder.events))
         service._connected.clear()  # noqa: SLF001  # makes the service forget a connection that the agent still holds, as a restart would
         proxy.reset()

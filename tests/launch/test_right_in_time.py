@@ -28,12 +28,12 @@ from asyncpar.launch.protocol import (
     Command,
     CoordinatorTick,
     RankChanged,
-    RankSpoke,
+    RankReported,
     SendOrder,
 )
-from asyncpar.launch.vitals import LOOK_SECONDS, Condition, ProcessLook, Vitals
+from asyncpar.launch.vitals import LOOK_SECONDS, Condition, ProcessSample, Vitals
 from asyncpar.launch.vitals import RankState as State
-from asyncpar.launch.wait_board import RankTold
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.observe.summary import (
     BlockedSummary,
     HostSummary,
@@ -54,18 +54,18 @@ class Fault(NamedTuple):
     """What rank 1 does from the moment of the fault on; ``cause`` are the words about it."""
 
     cause: str
-    look: Callable[[float], ProcessLook] = lambda _: ProcessLook()
+    look: Callable[[float], ProcessSample] = lambda _: ProcessSample()
     is_silent: bool = True
     blocks: bool = False
     doing: str = ""
 
 
 FAULTS = {
-    "stopped": Fault("is stopped (SIGSTOP, or a debugger)", lambda _: ProcessLook(is_stopped=True)),
+    "stopped": Fault("is stopped (SIGSTOP, or a debugger)", lambda _: ProcessSample(is_stopped=True)),
     "lock held": Fault("runs no Python code (something holds its interpreter lock)"),
-    "C call": Fault("a C call holds its interpreter lock, and computes", lambda now: ProcessLook(cpu=now)),
-    "disk": Fault("waits in the kernel", lambda _: ProcessLook(is_uninterruptible=True)),
-    "slow Python": Fault("blocks its event loop", lambda now: ProcessLook(cpu=now), is_silent=False, blocks=True),
+    "C call": Fault("a C call holds its interpreter lock, and computes", lambda now: ProcessSample(cpu=now)),
+    "disk": Fault("waits in the kernel", lambda _: ProcessSample(is_uninterruptible=True)),
+    "slow Python": Fault("blocks its event loop", lambda now: ProcessSample(cpu=now), is_silent=False, blocks=True),
     "sleeps": Fault("sleeps at", is_silent=False, doing=f"sleeps at {PLACE}"),
 }
 
@@ -79,21 +79,21 @@ class SimulatedJob:
         self._fault = fault
         self._vitals = Vitals()
         self._vitals.enter(Phase.MEMBER)
-        self._heard_at = self.now
+        self._received_at = self.now
         self._is_blocked = False
         self._coordinator = CoordinatorMachine(JobSettings(job="job", nnodes=1), now=self.now)
         self._feed(AgentArrived(0, AgentHello(job="job", nnodes=1, nproc=3, node_rank=0, host="a")))
 
     def pass_time(self) -> None:
-        """Let one look of the agent pass."""
+        """Let one inspection by the agent pass."""
         self.now += LOOK_SECONDS
         is_well = self.now < 0.0 or not self._fault.is_silent
         if is_well:
             self._vitals.beat()
-            if self.now - self._heard_at >= ASKED_EVERY:
-                self._heard_at = self.now
-        seen = ProcessLook(cpu=self.now) if self.now < 0.0 else self._fault.look(self.now)
-        if self._vitals.look(seen, now=self.now):
+            if self.now - self._received_at >= ASKED_EVERY:
+                self._received_at = self.now
+        seen = ProcessSample(cpu=self.now) if self.now < 0.0 else self._fault.look(self.now)
+        if self._vitals.update(seen, now=self.now):
             place = "" if self._vitals.condition is Condition.WELL else PLACE
             state = State(
                 generation=0,
@@ -106,17 +106,17 @@ class SimulatedJob:
             self._feed(RankChanged(0, state))
         if self._fault.blocks and self.now >= LONG_SECONDS and not self._is_blocked:
             self._is_blocked = True
-            self._feed(RankSpoke(0, RankTold(0, CULPRIT, blocked=PLACE)))
+            self._feed(RankReported(0, WaitReport(0, CULPRIT, blocked=PLACE)))
         if self.now >= WAIT_SECONDS:
             for rank in (0, 2):
-                self._feed(RankSpoke(0, RankTold(0, rank, self._notice())))
+                self._feed(RankReported(0, WaitReport(0, rank, self._notice())))
         self._feed(CoordinatorTick())
 
     def _notice(self) -> WaitNotice:
         where = self._fault.doing or "has not answered for 9.0 s"
         return WaitNotice(operation="all_reduce #4", seconds=WAIT_SECONDS, culprit=CULPRIT, host="a", where=where)
 
-    def _feed(self, event: AgentArrived | RankChanged | RankSpoke | CoordinatorTick) -> None:
+    def _feed(self, event: AgentArrived | RankChanged | RankReported | CoordinatorTick) -> None:
         self._take(self._coordinator.handle(event, now=self.now))
 
     def _take(self, commands: list[Command]) -> None:
@@ -139,12 +139,13 @@ class SimulatedJob:
                 waits_for=(CULPRIT,),
                 seconds=waited,
             )
-            told = RankSummary(rank=rank, pid=rank, time=self.now, operations=(waits,) if waited else ())
-            return RankReport(rank=rank, host="a", pid=rank, phase="member", summary=told)
+            summary = RankSummary(rank=rank, pid=rank, time=self.now, operations=(waits,) if waited else ())
+            return RankReport(rank=rank, host="a", pid=rank, phase="member", summary=summary)
         fault, is_well = self._fault, self._vitals.condition is Condition.WELL
         blocked = BlockedSummary(what="", where=PLACE, seconds=waited) if fault.blocks and waited else None
-        told = RankSummary(rank=rank, pid=rank, time=self._heard_at, blocked=blocked, doing=fault.doing)
-        report = RankReport(rank=rank, host="a", pid=rank, phase="member", summary=told, age=self.now - self._heard_at)
+        summary = RankSummary(rank=rank, pid=rank, time=self._received_at, blocked=blocked, doing=fault.doing)
+        age = self.now - self._received_at
+        report = RankReport(rank=rank, host="a", pid=rank, phase="member", summary=summary, age=age)
         read = {"place": PLACE, "doing": f"is in user code at {PLACE}"} if fault.is_silent and waited else {}
         condition = self._vitals.condition.value
         return msgspec.structs.replace(

@@ -158,7 +158,7 @@ def test_a_process_that_is_stopped_is_read_and_stays_stopped(tmp_path: Path, des
         assert state_of(process.pid) == "T"
 
 
-def test_a_process_that_never_said_how_it_is_read_is_left_alone(descriptor: int) -> None:
+def test_a_process_that_never_described_how_it_is_read_is_left_alone(descriptor: int) -> None:
     file = StackFile(descriptor)
     assert file.read() == ()
     for content in (b"ready\n", b"ready [1,null]\n", b"ready [1,{}]\n", b'ready {"thread": 1}\n', b"\xff\xfe\n"):

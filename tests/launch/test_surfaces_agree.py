@@ -19,8 +19,8 @@ from asyncpar.errors import AsyncparError
 from asyncpar.launch.commands.job_screen import fit_job
 from asyncpar.launch.commands.job_text import TITLES, row_of, show_job
 from asyncpar.launch.control_socket import ControlReply, ControlRequest, ask_control
-from asyncpar.launch.flight_look import facts_of
 from asyncpar.launch.job_directory import list_jobs
+from asyncpar.launch.page_views import facts_of
 from asyncpar.launch.stack_answers import sort_answers
 from asyncpar.observe.chains import show_stacks
 from asyncpar.observe.dump_folder import describe_findings
@@ -153,8 +153,8 @@ class Job:
         }
 
     def stacks(self, rank: int) -> str:
-        told, silent = sort_answers(self.ask("stacks").ranks)
-        return show_stacks({each: stacks for each, stacks in told.items() if each == rank}, silent)
+        found, silent = sort_answers(self.ask("stacks").ranks)
+        return show_stacks({each: stacks for each, stacks in found.items() if each == rank}, silent)
 
 
 def until(look: Callable[[], Any], seen: list[object]) -> Any:

@@ -12,15 +12,15 @@ from asyncpar.launch.vitals import (
     HUNG_SECONDS,
     LOOK_SECONDS,
     Condition,
-    ProcessLook,
+    ProcessSample,
     RankState,
     SilenceLimits,
     SilentRanks,
     Vitals,
 )
 
-RUNS = ProcessLook()
-STOPPED = ProcessLook(is_stopped=True)
+RUNS = ProcessSample()
+STOPPED = ProcessSample(is_stopped=True)
 
 
 def look(
@@ -38,7 +38,7 @@ def look(
         now += LOOK_SECONDS
         if beats:
             vitals.beat()
-        vitals.look(ProcessLook(is_uninterruptible=is_uninterruptible, cpu=share * now), now=now)
+        vitals.update(ProcessSample(is_uninterruptible=is_uninterruptible, cpu=share * now), now=now)
     return now
 
 
@@ -52,13 +52,13 @@ def member() -> Vitals:
     return vitals
 
 
-def test_a_stopped_process_is_told_at_the_next_look_and_only_then() -> None:
+def test_a_stopped_process_is_reported_at_the_next_inspection_and_only_then() -> None:
     vitals = Vitals()
-    assert not vitals.look(RUNS, now=0.0)
-    assert vitals.look(STOPPED, now=LOOK_SECONDS)
+    assert not vitals.update(RUNS, now=0.0)
+    assert vitals.update(STOPPED, now=LOOK_SECONDS)
     assert (vitals.condition, vitals.seconds) == (Condition.STOPPED, LOOK_SECONDS)
-    assert not vitals.look(STOPPED, now=2 * LOOK_SECONDS)
-    assert vitals.look(RUNS, now=3 * LOOK_SECONDS)
+    assert not vitals.update(STOPPED, now=2 * LOOK_SECONDS)
+    assert vitals.update(RUNS, now=3 * LOOK_SECONDS)
     assert condition(vitals) is Condition.WELL
 
 
@@ -69,7 +69,7 @@ def test_a_member_that_gives_no_beat_is_hung_and_one_that_does_is_not() -> None:
     now = look(vitals, HUNG_SECONDS, start=now)
     assert condition(vitals) is Condition.HUNG
     vitals.beat()
-    assert vitals.look(RUNS, now=now + LOOK_SECONDS)
+    assert vitals.update(RUNS, now=now + LOOK_SECONDS)
     assert condition(vitals) is Condition.WELL
 
 
@@ -112,8 +112,8 @@ def test_time_in_which_the_agent_did_not_run_counts_for_nothing() -> None:
     """A suspended machine, a launcher that was stopped itself."""
     vitals = Vitals()
     vitals.enter(Phase.MEMBER)
-    vitals.look(RUNS, now=0.0)
-    assert not vitals.look(RUNS, now=3600.0)
+    vitals.update(RUNS, now=0.0)
+    assert not vitals.update(RUNS, now=3600.0)
     assert condition(vitals) is Condition.WELL
 
 

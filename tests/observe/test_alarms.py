@@ -132,7 +132,7 @@ async def test_an_inspection_that_fails_is_reported_once_and_the_next_ones_are_m
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()
-    assert reported == [f"the job could not be looked at: {type(failure).__name__}: {failure}"]
+    assert reported == [f"the job could not be inspected: {type(failure).__name__}: {failure}"]
 
 
 async def test_a_last_inspection_that_fails_does_not_end_the_launcher() -> None:
@@ -142,7 +142,7 @@ async def test_a_last_inspection_that_fails_does_not_end_the_launcher() -> None:
 
     reported: list[str] = []
     await Observers(Torn(job(rank(0))), reported.append, None).finish(JobOutcome(0, ""))
-    assert reported == ["the job could not be looked at: RuntimeError: torn"]
+    assert reported == ["the job could not be inspected: RuntimeError: torn"]
 
 
 async def test_the_launcher_reports_alarms() -> None:

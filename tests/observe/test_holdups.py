@@ -8,7 +8,7 @@ import pytest
 from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice
 from asyncpar.dashboard.states import RankActivity, describe_job, find_states
 from asyncpar.launch.commands.job_text import show_job
-from asyncpar.launch.wait_board import RankTold, WaitBoard
+from asyncpar.launch.wait_board import WaitBoard, WaitReport
 from asyncpar.observe.holdups import describe_holdups, describe_rank, find_odd_calls, find_waits
 from asyncpar.observe.summary import (
     AskSummary,
@@ -199,8 +199,8 @@ def test_the_launcher_the_page_and_status_say_the_same(reports: list[RankReport]
     text = holdup_of(made)
     board = WaitBoard()
     for rank, notice in find_waits(made).items():
-        board.take(RankTold(0, rank, notice), 1.0)
-    assert board.say(10.0) == [text]
+        board.take(WaitReport(0, rank, notice), 1.0)
+    assert board.report(10.0) == [text]
     assert describe_job(made, find_states(made)) == f"{text}."
     assert show_job(made).splitlines()[1] == text
 

@@ -92,7 +92,7 @@ class Ranks:
     @property
     def output(self) -> str:
         """The output of ranks and of their agent."""
-        return self._group.said("one")
+        return self._group.output("one")
 
     def has_result(self, rank: int) -> bool:
         return self._path(rank).exists()

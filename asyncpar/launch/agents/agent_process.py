@@ -95,7 +95,7 @@ class AgentProcess:
         self._group: WorldService | None = None
         base = JobSummary(job=self._job_name, pid=os.getpid(), time=time.time(), started=time.time())
         self._view = GroupWatch(base, self._know, credentials.rpc, self._name)
-        self._unsaid: list[str] = []
+        self._unreported: list[str] = []
         self.exit_code = 0
         """The exit code of the signal that ended it, or of ranks that failed after the job was complete."""
 
@@ -154,10 +154,10 @@ class AgentProcess:
             entry = self._entry(agent.address)
             self._view.own = agent.watch
             agent.on_output = observers.add_output
-            for text in self._unsaid:
-                agent.say(text)
-            self._unsaid.clear()
-            async with serve_watch(entry, self._environment, self._view, reaper, say=agent.say):
+            for text in self._unreported:
+                agent.report(text)
+            self._unreported.clear()
+            async with serve_watch(entry, self._environment, self._view, reaper, report=agent.report):
                 end = await agent.run()
             self.exit_code = self.exit_code or agent.failure[0]
             if not group.is_dismissed:
@@ -176,15 +176,15 @@ class AgentProcess:
             self._view,
             own=lambda: () if self._view.own is None else self._view.own.summary().ranks,
             directory=None if logs is None else Path(logs),
-            say=self._say,
-            says_alarms=self._job is not None and not self._options.join,
+            report=self._report,
+            reports_alarms=self._job is not None and not self._options.join,
         )
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if self._agent is None:
-            self._unsaid.append(text)
+            self._unreported.append(text)
         else:
-            self._agent.say(text)
+            self._agent.report(text)
 
     async def _take_part(
         self, stack: AsyncExitStack, join: tuple[str, ...], reaper: ReaperClient, directory: Path

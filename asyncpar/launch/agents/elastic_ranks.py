@@ -28,17 +28,17 @@ from asyncpar.launch.agents.host_protocol import (
     GrantLease,
     HostTick,
     LeaveHost,
+    NotifyLeader,
+    PrintLine,
     RankGone,
     RankResumed,
-    RankSaid,
     RankSilent,
     RanksOver,
-    SayLine,
+    RankWrote,
     SignalRank,
     SlotCommand,
     SlotEvent,
     StartRank,
-    TellLeader,
     WriteToRank,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
@@ -119,7 +119,7 @@ class _RankSlot:
     """The least number of steps that were committed; -1: it has not asked to commit one."""
     has_left: bool = False
     """Whether its process has announced its end."""
-    has_said: bool = False
+    has_printed: bool = False
     """Whether this host has printed that it waits."""
 
 
@@ -205,14 +205,14 @@ class ElasticRanks:
         if self._is_over:
             return []
         match event:
-            case RankSaid(member, message):
-                commands = self._said(member, message)
+            case RankWrote(member, message):
+                commands = self._received(member, message)
             case RankGone(slot, end):
                 commands = self._gone(self._slots[slot], end, now)
             case RankSilent(slot, how):
                 commands = self._silent(self._slots[slot], how)
             case ConditionChanged(slot, how):
-                commands = [SayLine(f"rank {self._title(self._slots[slot])} {how}")]
+                commands = [PrintLine(f"rank {self._title(self._slots[slot])} {how}")]
             case RankResumed(slot):
                 commands = self._resumed(self._slots[slot])
             case LeaveHost(grace, why):
@@ -229,11 +229,11 @@ class ElasticRanks:
         """Leave the decision on a stopped rank of a world to the leader: it may be the last that has the state."""
         if slot.member is None or not self._is_placed(slot.member):
             return self._free(slot, how)
-        return [TellLeader(MemberStopped(slot.member, how))]
+        return [NotifyLeader(MemberStopped(slot.member, how))]
 
     def _resumed(self, slot: _RankSlot) -> list[SlotCommand]:
         is_placed = slot.member is not None and self._is_placed(slot.member)
-        return [TellLeader(MemberResumed(slot.member))] if is_placed and slot.member else []
+        return [NotifyLeader(MemberResumed(slot.member))] if is_placed and slot.member else []
 
     def _is_placed(self, member: str) -> bool:
         """Return whether ``member`` is in the current world."""
@@ -241,12 +241,12 @@ class ElasticRanks:
 
     # -- messages of ranks ---------------------------------------------------------------------------------------------
 
-    def _said(self, member: str, message: RankMessage) -> list[SlotCommand]:
+    def _received(self, member: str, message: RankMessage) -> list[SlotCommand]:
         slot = next((slot for slot in self._slots if slot.member == member), None)
         if slot is None:
             return []
         event = event_for_leader(member, self._host, message)
-        commands: list[SlotCommand] = [] if event is None else [TellLeader(event)]
+        commands: list[SlotCommand] = [] if event is None else [NotifyLeader(event)]
         match message:
             case DonorsWanted():
                 self._asked += 1
@@ -270,7 +270,7 @@ class ElasticRanks:
     def _refused(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
         """Record that the others do not admit a process, and print the first reason; its end counts as a crash."""
         is_known, self._refusals[slot.number] = slot.number in self._refusals, why
-        return [] if is_known else [SayLine(f"rank {self._title(slot)} is not admitted: {why}")]
+        return [] if is_known else [PrintLine(f"rank {self._title(slot)} is not admitted: {why}")]
 
     def _depart(self, slot: _RankSlot, member: str) -> SlotCommand:
         """Let a rank that got SIGTERM leave; one that is to end anyway, or has no survivors, ends at once."""
@@ -279,7 +279,7 @@ class ElasticRanks:
         if is_ending or self._parked or slot.generation < 0 or not others:
             return WriteToRank(member, LeaveRefused())
         slot.is_departing = True
-        return TellLeader(MemberDraining(member))
+        return NotifyLeader(MemberDraining(member))
 
     def _admit(self) -> list[SlotCommand]:
         """Answer the ranks that ask and have, or find, a place; once the job is complete no more are needed."""
@@ -294,7 +294,7 @@ class ElasticRanks:
                 slot.asked_at, slot.free_because = None, _DRAINED
                 commands.append(WriteToRank(slot.member, Drained()))
             elif is_full:
-                commands += [] if slot.has_said else self._say_waits(slot, describe_full(self._record.most_hosts))
+                commands += [] if slot.has_printed else self._print_waits(slot, describe_full(self._record.most_hosts))
             elif slot.has_place or sum(one.has_place for one in self._slots) < self._record.slots:
                 commands += self._heal(slot.member, slot.asked_at)
                 slot.has_place, slot.asked_at = True, None
@@ -305,17 +305,17 @@ class ElasticRanks:
         hosts = set() if self._world is None else {placed.host for placed in self._world.members}
         return self._host not in hosts and len(hosts) >= self._record.most_hosts and not self._is_short
 
-    def _say_waits(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
-        slot.has_said = True
-        return [SayLine(f"rank {self._title(slot)} waits: {why}")]
+    def _print_waits(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
+        slot.has_printed = True
+        return [PrintLine(f"rank {self._title(slot)} waits: {why}")]
 
     def _heal(self, member: str, number: int) -> list[SlotCommand]:
         """Send the donors of the state to a newcomer, each time beginning with another one."""
         placed = () if self._world is None else self._world.members
         found = [(one.name, one.address) for one in placed if one.name != member]
         start = number % len(found) if found else 0
-        told = WriteToRank(member, DonorsFound((*found[start:], *found[:start])))
-        return [TellLeader(MemberHealing(member, self._host)), told] if found else [told]
+        answer = WriteToRank(member, DonorsFound((*found[start:], *found[:start])))
+        return [NotifyLeader(MemberHealing(member, self._host)), answer] if found else [answer]
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -339,8 +339,8 @@ class ElasticRanks:
             case MembersWanted(generation):
                 self._is_short = self._world is not None and self._world.generation == generation
             case MemberWaits(member, why):
-                waiting = [slot for slot in self._slots if slot.member == member and not slot.has_said]
-                return [said for slot in waiting for said in self._say_waits(slot, why)]
+                waiting = [slot for slot in self._slots if slot.member == member and not slot.has_printed]
+                return [line for slot in waiting for line in self._print_waits(slot, why)]
         return []
 
     def _park(self, why: str) -> list[SlotCommand]:
@@ -364,7 +364,7 @@ class ElasticRanks:
         hosts = len({placed.host for placed in announced.members})
         size = len(announced.members)
         ranks = f"{size} rank{'s' if size != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
-        commands: list[SlotCommand] = [SayLine(f"{announced.change}; {ranks}")]
+        commands: list[SlotCommand] = [PrintLine(f"{announced.change}; {ranks}")]
         if not announced.members:  # no member is left that could give the rest of the state
             healing = [slot for slot in self._slots if slot.generation < 0 and slot.has_place and slot.lineage is None]
             commands += [command for slot in healing for command in self._free(slot, announced.change.why)]
@@ -401,7 +401,7 @@ class ElasticRanks:
         if event.is_drained or (self._end is not None and self._end.is_complete and slot.generation < 0):
             slot.free_because = _DRAINED
             return [WriteToRank(member, Drained())]
-        return [SayLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
+        return [PrintLine(f"rank {self._title(slot)} is ended: {why}"), *self._free(slot, why)]
 
     def _free(self, slot: _RankSlot, why: str) -> list[SlotCommand]:
         """End a process that is no longer of use; its end is not a crash."""
@@ -416,14 +416,14 @@ class ElasticRanks:
         commands: list[SlotCommand] = []
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
-            commands += [SayLine("its ranks have not left in time; ending them"), *self._terminate(now)]
+            commands += [PrintLine("its ranks have not left in time; ending them"), *self._terminate(now)]
         for slot in self._slots:
             if slot.kill_at is not None and now >= slot.kill_at:
                 slot.kill_at = None
                 commands.append(SignalRank(slot.number, signal.SIGKILL))
             if slot.rested_at is not None and now >= slot.rested_at:
                 slot.start_at, slot.rested_at = now, None
-                commands.append(SayLine(f"rank {self._title(slot)} starts again: its crashes are long ago"))
+                commands.append(PrintLine(f"rank {self._title(slot)} starts again: its crashes are long ago"))
             if slot.start_at is not None and now >= slot.start_at:
                 commands += self._start(slot)
         return commands
@@ -443,9 +443,9 @@ class ElasticRanks:
         slot.has_place = slot.has_place and is_done  # a rank that has finished keeps its place
         assert member is not None, "a process has a name"
         if end.returncode == 0:
-            commands: list[SlotCommand] = [TellLeader(MemberLeft(member))]
+            commands: list[SlotCommand] = [NotifyLeader(MemberLeft(member))]
         else:
-            commands = [TellLeader(MemberDied(member, slot.free_because or end.ending, slot.steps))]
+            commands = [NotifyLeader(MemberDied(member, slot.free_because or end.ending, slot.steps))]
         if self._end is not None or self._is_leaving:
             return commands
         if slot.free_because == _DRAINED:
@@ -456,7 +456,7 @@ class ElasticRanks:
 
     def _again(self, slot: _RankSlot, now: float) -> list[SlotCommand]:
         slot.start_at = now
-        return [SayLine(f"rank {self._title(slot)} starts again: {slot.free_because}")]
+        return [PrintLine(f"rank {self._title(slot)} starts again: {slot.free_because}")]
 
     def _crashed(self, slot: _RankSlot, end: RankEnd, now: float) -> list[SlotCommand]:
         self._failures.append(end)
@@ -465,13 +465,13 @@ class ElasticRanks:
         if wait is None:
             slot.rested_at = self._budget.rested_at(slot.number)
             reason = f"it may not start again (--max-restarts {most} within {self._budget.window:g} s)"
-            said: list[SlotCommand] = [SayLine(f"{title}; {reason}")]
+            printed: list[SlotCommand] = [PrintLine(f"{title}; {reason}")]
             if any(other.member is not None or other.start_at is not None for other in self._slots):
-                return said
-            return said if self._has_others() else said + self._close(self._failed())
+                return printed
+            return printed if self._has_others() else printed + self._close(self._failed())
         slot.start_at = now + wait
         return [
-            SayLine(f"{title}; it starts again in {wait:g} s (restart {self._budget.crashes(slot.number)} of {most})")
+            PrintLine(f"{title}; it starts again in {wait:g} s (restart {self._budget.crashes(slot.number)} of {most})")
         ]
 
     def _has_others(self) -> bool:
@@ -493,7 +493,7 @@ class ElasticRanks:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _close(self, end: JobEnd) -> list[SlotCommand]:
-        return [TellLeader(JobClosed(number=self._number, record=encode_record(end)))]
+        return [NotifyLeader(JobClosed(number=self._number, record=encode_record(end)))]
 
     def _job_changed(self, event: JobClosed | JobStopped | HostDismissed, now: float) -> list[SlotCommand]:
         match event:
@@ -505,11 +505,11 @@ class ElasticRanks:
             case JobStopped(number, why) if number == self._number and self._end is None:
                 end = self._failed()
                 message = f"{why}\n{end.message}" if end.message else why
-                told = self._write(JobOver(why), lambda _: True)
-                return told + self._close(JobEnd(exit_code=end.exit_code, message=message))
+                notices = self._write(JobOver(why), lambda _: True)
+                return notices + self._close(JobEnd(exit_code=end.exit_code, message=message))
             case HostDismissed(why):
-                said: list[SlotCommand] = [SayLine(f"the others have gone on without this host: {why}")]
-                return [*said, *(command for slot in self._slots for command in self._free(slot, why))]
+                printed: list[SlotCommand] = [PrintLine(f"the others have gone on without this host: {why}")]
+                return [*printed, *(command for slot in self._slots for command in self._free(slot, why))]
         return []
 
     def _leave(self, grace: float, why: str, now: float) -> list[SlotCommand]:
@@ -518,12 +518,12 @@ class ElasticRanks:
         self._is_leaving, self._leave_at = True, now + grace
         for slot in self._slots:
             slot.start_at = slot.rested_at = None
-        said = SayLine(f"{why}; its ranks leave at the end of a step, within {grace:g} s")
+        printed = PrintLine(f"{why}; its ranks leave at the end of a step, within {grace:g} s")
         waiting = [slot for slot in self._slots if slot.member is not None and slot.generation < 0]
         ended = [SignalRank(slot.number, signal.SIGTERM) for slot in waiting]  # they have nothing to hand over
         for slot in waiting:
             slot.kill_at = now + self._record.grace
-        return [said, TellLeader(HostDraining(self._host)), *ended]
+        return [printed, NotifyLeader(HostDraining(self._host)), *ended]
 
     def _terminate(self, now: float) -> list[SlotCommand]:
         running = [slot for slot in self._slots if slot.member is not None]

@@ -48,12 +48,12 @@ async def take_part(
     reaper: ReaperClient,
     only_job: bool = False,
     is_for_one_job: bool = False,
-    on_say: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
 ) -> GroupPart:
     """Join the group of the agents at ``join``, or found one, and serve this host's part until ``stack`` closes.
 
     ``listen`` is ``host:port`` (port 0: a free one), ``votes`` the directory of its votes.  See ``HostAgent`` for
-    ``only_job`` and ``on_say``.  Raises the errors of joining: ``AuthenticationError``, ``LaunchError``,
+    ``only_job`` and ``on_line``.  Raises the errors of joining: ``AuthenticationError``, ``LaunchError``,
     ``UsageError``.
     """
     bind, port = split_address(listen)
@@ -69,7 +69,7 @@ async def take_part(
     )
     rendezvous = RendezvousService(job=GROUP_JOB, certified=None if certificates is None else ())
     agent = HostAgent(
-        group, place, rendezvous=rendezvous, display=display, reaper=reaper, only_job=only_job, on_say=on_say
+        group, place, rendezvous=rendezvous, display=display, reaper=reaper, only_job=only_job, on_line=on_line
     )
     control = ControlService(
         place.host, group, agent, credentials, on_refused=server.refused, is_for_one_job=is_for_one_job
@@ -78,24 +78,24 @@ async def take_part(
     membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
         rendezvous, server.server
     )
-    server.on_refused = _tell_refused(agent.say)
+    server.on_refused = _report_refused(agent.report)
     await server.start()
     stack.push_async_callback(server.stop, grace=0.2)
     agent.address = control.address = server.address
     stack.push_async_callback(group.stop)
     await group.start()
-    agent.say(f"serves at {server.address}")
+    agent.report(f"serves at {server.address}")
     return GroupPart(group=group, agent=agent, control=control)
 
 
-def _tell_refused(say: Callable[[str], None]) -> Callable[[str, str], None]:
+def _report_refused(report: Callable[[str], None]) -> Callable[[str, str], None]:
     """Return a function that reports refused peers (as gRPC names them) with the reason, at a limited rate."""
     refusals, loop = Refusals(), asyncio.get_running_loop()
 
-    def tell(peer: str, why: str) -> None:
+    def report_refused(peer: str, why: str) -> None:
         host = host_of_peer(peer)
         line = refusals.line(AuthenticationError(f"from {host}: {why}"), now=loop.time())
         if line is not None:
-            say(line)
+            report(line)
 
-    return tell
+    return report_refused

@@ -112,7 +112,7 @@ class GroupWatch:
     credentials: Credentials
     name: str = ""
     own: HostWatch | None = None
-    _told: dict[str, tuple[HostSummary, float]] = field(default_factory=dict)
+    _reports: dict[str, tuple[HostSummary, float]] = field(default_factory=dict)
     """By host: its last report, and the time of it."""
     _job: tuple[int, float] = (0, 0.0)
     """The number of the last job, and the time when it was first seen."""
@@ -127,10 +127,10 @@ class GroupWatch:
         now = time.monotonic()
         for host, answer in answers.items():
             if answer is not None:
-                self._told[host] = unpack(answer.summary, HostSummary), now
+                self._reports[host] = unpack(answer.summary, HostSummary), now
         if known.phase != JobPhase.STOPPING:  # hosts that leave after the end of the job were part of it
-            self._told = {host: told for host, told in self._told.items() if host in answers}
-        told = [summary.aged(now - at) for summary, at in self._told.values()]
+            self._reports = {host: report for host, report in self._reports.items() if host in answers}
+        reports = [summary.aged(now - at) for summary, at in self._reports.values()]
         job = msgspec.structs.replace(
             self.base,
             job=known.job or self.base.job,
@@ -141,9 +141,9 @@ class GroupWatch:
             nnodes=len(known.hosts),
             world_size=known.world_size,
             generation=known.generation,
-            hosts=tuple(latest_ranks(told, known.generation if known.phase == JobPhase.RUNNING else 0)),
-            restarts=sum(host.restarts for host in told),
-            past=tuple(sorted((one for host in told for one in host.past), key=lambda one: one.time)[-MOST_PAST:]),
+            hosts=tuple(latest_ranks(reports, known.generation if known.phase == JobPhase.RUNNING else 0)),
+            restarts=sum(host.restarts for host in reports),
+            past=tuple(sorted((one for host in reports for one in host.past), key=lambda one: one.time)[-MOST_PAST:]),
         )
         return msgspec.structs.replace(job, alarms=(*self._name_silent(known, answers), *find_alarms(job)))
 
@@ -200,8 +200,8 @@ class GroupWatch:
         """Return the ranks of a host that does not answer: those in the last world, or those of its last report."""
         if host in known.ranks:
             return known.ranks[host]
-        told = self._told.get(host)
-        return () if told is None else tuple(report.rank for report in told[0].ranks)
+        last = self._reports.get(host)
+        return () if last is None else tuple(report.rank for report in last[0].ranks)
 
     def _name_silent(self, known: GroupNow, answers: Mapping[str, HostObserved | None]) -> list[str]:
         lines = []

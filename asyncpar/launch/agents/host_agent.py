@@ -19,15 +19,15 @@ from asyncpar.launch.agents.host_protocol import (
     GrantLease,
     HostTick,
     LeaveHost,
+    NotifyLeader,
     OpenRendezvous,
+    PrintLine,
     RankGone,
     RanksOver,
-    SayLine,
     SignalRank,
     SlotCommand,
     SlotEvent,
     StartRank,
-    TellLeader,
     WriteToRank,
 )
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_end, decode_record
@@ -83,10 +83,10 @@ class HostAgent:
         display: Display,
         reaper: ReaperClient,
         only_job: bool = False,
-        on_say: Callable[[str], None] | None = None,
+        on_line: Callable[[str], None] | None = None,
         processes: Callable[..., SlotProcesses] = SlotProcesses,
     ) -> None:
-        """``on_say`` takes the agent's own lines (None: they are displayed); ``processes`` makes those of a job."""
+        """``on_line`` takes the agent's own lines (None: they are displayed); ``processes`` makes those of a job."""
         self._group = group
         self._place = place
         self.address = ""
@@ -95,7 +95,7 @@ class HostAgent:
         self._display = display
         self._reaper = reaper
         self._only_job = only_job
-        self._on_say = on_say
+        self._on_line = on_line
         self._make_processes = processes
         self.watch = HostWatch(place.host)
         """The reports of the ranks on this host."""
@@ -106,7 +106,7 @@ class HostAgent:
         self._waiting: list[JobOpened | JobClosed] = []
         self._parked = HostParked("")
         self._timer: asyncio.TimerHandle | None = None
-        self._talking: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
         self._left: asyncio.Future[JobEnd | None] = self._loop.create_future()
         self._why_leaving: str | None = None
 
@@ -115,23 +115,23 @@ class HostAgent:
 
         Raises ``LaunchError`` when this host has lost the group.
         """
-        hearing = asyncio.create_task(self._hear(), name="asyncpar hear the group")
+        receiving = asyncio.create_task(self._receive(), name="asyncpar receive from the group")
         watching = asyncio.create_task(self._watch_reaper(), name="asyncpar watch the reaper")
         showing = asyncio.create_task(self._display.run(), name="asyncpar show progress")
-        looking = asyncio.create_task(self.watch.run(), name="asyncpar look at the ranks")
+        inspecting = asyncio.create_task(self.watch.run(), name="asyncpar inspect the ranks")
         try:
-            ends: set[asyncio.Future[Any]] = {hearing, watching, self._left}
+            ends: set[asyncio.Future[Any]] = {receiving, watching, self._left}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for task in (hearing, watching):
+            for task in (receiving, watching):
                 if task.done():
                     task.result()
             if not self._left.done():
                 raise LaunchError("the group of agents is gone")
             return self._left.result()
         finally:
-            for task in (hearing, watching, showing, looking):
+            for task in (receiving, watching, showing, inspecting):
                 task.cancel()
-            await asyncio.wait({hearing, watching, showing, looking})
+            await asyncio.wait({receiving, watching, showing, inspecting})
             if self._timer is not None:
                 self._timer.cancel()
             if self._job is not None:
@@ -139,8 +139,8 @@ class HostAgent:
                 await self._job.processes.close()
                 self._explain(self._job, self._job.end)
             await self.watch.close()
-            if self._talking:
-                await asyncio.wait(self._talking)
+            if self._working:
+                await asyncio.wait(self._working)
 
     def leave(self, why: str, *, grace: float) -> None:
         """Let the ranks of this host leave at the end of a step, within ``grace`` seconds; ``run`` then returns.
@@ -205,7 +205,7 @@ class HostAgent:
 
     # -- the group -----------------------------------------------------------------------------------------------------
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         async for command in self._group.commands:
             self._take(command)
 
@@ -216,12 +216,14 @@ class HostAgent:
                 self._next_job()
                 return
             case HostDismissed(why):
-                self.say(f"the others have gone on without this host, since {why}; its ranks end, and it comes again")
+                self.report(
+                    f"the others have gone on without this host, since {why}; its ranks end, and it comes again"
+                )
                 self._finish(None)
                 return
             case HostParked(why):
                 self._parked = command
-                self.say(f"no quorum: {why}; ranks keep what they have" if why else "a quorum is reached again")
+                self.report(f"no quorum: {why}; ranks keep what they have" if why else "a quorum is reached again")
         self._feed(command)
 
     def _next_job(self) -> None:
@@ -237,7 +239,7 @@ class HostAgent:
                 self._waiting.pop(0)
                 if job is not None and job.number == command.number and job.end is None:
                     job.end = decode_end(command.record)
-                    self._say_end(job.end)
+                    self._report_end(job.end)
                     self._feed(command)
 
     def _open(self, opened: JobOpened) -> None:
@@ -248,11 +250,11 @@ class HostAgent:
             if self._place.certificates is not None:
                 self._place.certificates.check_slots(record.slots + record.spares)
         except (ProtocolError, UsageError) as error:
-            self.say(str(error))
+            self.report(str(error))
             return
         self.watch.begin_job()
         process = "launcher" if self._only_job else "agent"
-        remains = open_remains(self._place, opened.number, record, self._reaper, self.say, process=process)
+        remains = open_remains(self._place, opened.number, record, self._reaper, self.report, process=process)
         processes = self._make_processes(
             record,
             self._place,
@@ -265,7 +267,7 @@ class HostAgent:
         )
         machine = self._machine(opened.number, record)
         self._job = _HostJob(opened.number, record, machine, processes, remains=remains)
-        self.say(f"job {opened.number}: {record.name} (--elastic {record.mode}, {record.slots} ranks here)")
+        self.report(f"job {opened.number}: {record.name} (--elastic {record.mode}, {record.slots} ranks here)")
         self._carry_out(machine.begin(self._loop.time()))
         self._feed(self._parked)
 
@@ -277,7 +279,7 @@ class HostAgent:
         """Write the post-mortem of a job whose processes are gone, if the job or one of its ranks here has failed."""
         remains, job.remains = job.remains, None
         if remains is not None:
-            explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.say)
+            explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.report)
 
     def _machine(self, number: int, record: SubmittedJob) -> ElasticRanks | RestartedRanks:
         certificates = self._place.certificates
@@ -320,7 +322,7 @@ class HostAgent:
             job.exit_code = job.exit_code or gone.end.exit_code
             text = f"rank {self._place.host}/{gone.slot} {gone.end.ending} after the job was complete"
             job.failure = job.failure or text
-            self.say(text)
+            self.report(text)
 
     def _carry_out(self, commands: list[SlotCommand]) -> None:
         for command in commands:
@@ -348,12 +350,12 @@ class HostAgent:
             case OpenRendezvous(generation, world_size, certified):
                 name = job.record.name
                 self._rendezvous.open(generation=generation, world_size=world_size, job=name, certified=certified)
-            case TellLeader(event):
+            case NotifyLeader(event):
                 self._group.report(event)
-            case SayLine(text):
-                self.say(text)
+            case PrintLine(text):
+                self.report(text)
             case RanksOver(end):
-                self._talk(self._settle(job, end))
+                self._start(self._settle(job, end))
 
     async def _settle(self, job: _HostJob, end: JobEnd | None) -> None:
         await job.processes.settle()
@@ -370,29 +372,29 @@ class HostAgent:
 
     # -- output --------------------------------------------------------------------------------------------------------
 
-    def _say_end(self, end: JobEnd) -> None:
+    def _report_end(self, end: JobEnd) -> None:
         how = "is complete" if end.is_complete else f"ends with exit code {end.exit_code}"
-        self.say(f"the job {how}" + (f": {end.message}" if end.message else ""))
+        self.report(f"the job {how}" + (f": {end.message}" if end.message else ""))
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line of the agent's own."""
-        if self._on_say is not None:
-            self._on_say(text)
+        if self._on_line is not None:
+            self._on_line(text)
             return
-        self._talk(self._say(text))
+        self._start(self._print(text))
 
-    def _talk(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._talking.add(task)
-        task.add_done_callback(self._talking.discard)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
 
-    async def _say(self, text: str) -> None:
+    async def _print(self, text: str) -> None:
         lines = "".join(f"asyncpar agent {self._place.host}: {line}\n" for line in text.splitlines())
         with suppress(OSError):  # the reader may be gone; ranks do not depend on it
             await self._display.lines(lines.encode(errors="replace"))
 
     async def _watch_reaper(self) -> None:
-        await self._reaper.watch(lambda: self.say("the reaper was killed; there is another one now"))
+        await self._reaper.watch(lambda: self.report("the reaper was killed; there is another one now"))
 
 
 def _draw() -> str:

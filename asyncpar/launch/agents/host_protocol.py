@@ -12,7 +12,7 @@ from asyncpar.net.membership.world_messages import HostCommand, HostEvent
 
 
 @dataclass(frozen=True, slots=True)
-class RankSaid:
+class RankWrote:
     """The process of ``member`` has sent ``message`` over its pipe."""
 
     member: str
@@ -63,7 +63,7 @@ class HostTick:
     """Time has passed."""
 
 
-SlotEvent = HostCommand | RankSaid | RankGone | RankSilent | RankResumed | ConditionChanged | LeaveHost | HostTick
+SlotEvent = HostCommand | RankWrote | RankGone | RankSilent | RankResumed | ConditionChanged | LeaveHost | HostTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ class OpenRendezvous:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLeader:
+class NotifyLeader:
     """Notify the leader of the group."""
 
     event: HostEvent
 
 
 @dataclass(frozen=True, slots=True)
-class SayLine:
+class PrintLine:
     """Print ``text`` on this host."""
 
     text: str
@@ -147,7 +147,7 @@ class RanksOver:
     end: JobEnd | None
 
 
-SlotCommand = StartRank | SignalRank | WriteToRank | GrantLease | OpenRendezvous | TellLeader | SayLine | RanksOver
+SlotCommand = StartRank | SignalRank | WriteToRank | GrantLease | OpenRendezvous | NotifyLeader | PrintLine | RanksOver
 
 
 class SlotsMachine(Protocol):

@@ -16,7 +16,7 @@ def open_remains(
     number: int,
     record: SubmittedJob,
     reaper: ReaperClient,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     process: str = "agent",
 ) -> PostMortem | None:
@@ -36,7 +36,7 @@ def open_remains(
             process=process,
         )
     except UsageError as error:
-        say(f"job {number} runs without a post-mortem: {error}")
+        report(f"job {number} runs without a post-mortem: {error}")
         return None
     reaper.explain(remains.folder)
     return remains
@@ -48,11 +48,11 @@ def explain_remains(
     failure: str,
     end: JobEnd | None,
     reaper: ReaperClient,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Write the summary if the job, or a rank of it here (``exit_code``, ``failure``), has failed."""
     has_failed = exit_code != 0 or (end is not None and end.exit_code != 0)
     remains.finish(has_failed=has_failed, message=failure or ("" if end is None else end.message))
     reaper.forget_folder()
-    if said := remains.describe():
-        say(said)
+    if text := remains.describe():
+        report(text)

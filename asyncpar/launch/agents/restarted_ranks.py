@@ -18,17 +18,17 @@ from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     HostTick,
     LeaveHost,
+    NotifyLeader,
     OpenRendezvous,
+    PrintLine,
     RankGone,
     RankPlace,
     RankSilent,
     RanksOver,
-    SayLine,
     SignalRank,
     SlotCommand,
     SlotEvent,
     StartRank,
-    TellLeader,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
 from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
@@ -163,9 +163,9 @@ class RestartedRanks:
             case ConditionChanged() if self._is_parked:
                 commands = []
             case ConditionChanged(slot, how):
-                commands = [SayLine(f"rank of slot {slot} {how}")]
+                commands = [PrintLine(f"rank of slot {slot} {how}")]
             case RankSilent(slot, how):
-                commands = [SayLine(f"rank of slot {slot} {how}"), SignalRank(slot, signal.SIGKILL)]
+                commands = [PrintLine(f"rank of slot {slot} {how}"), SignalRank(slot, signal.SIGKILL)]
             case LeaveHost(grace, why):
                 commands = self._leave(grace, why, now)
             case HostTick():
@@ -189,7 +189,7 @@ class RestartedRanks:
         self._member = f"{self._host}/all/{self._draw()}"
         address = msgspec.json.encode(self._own).decode()
         arrived = MemberArrived(member=self._member, host=self._host, lineage=self._lineage, address=address)
-        return [TellLeader(arrived), TellLeader(MemberProgressed(self._member, self._lineage))]
+        return [NotifyLeader(arrived), NotifyLeader(MemberProgressed(self._member, self._lineage))]
 
     def _world_changed(self, event: SlotEvent, now: float) -> list[SlotCommand]:
         match event:
@@ -204,7 +204,7 @@ class RestartedRanks:
             case MemberDismissed(member, why, is_drained) if member == self._member:
                 return self._dismissed("" if is_drained else why, now)
             case MemberWaits(member, why) if member == self._member:
-                return [SayLine(f"this host waits: {why}")]
+                return [PrintLine(f"this host waits: {why}")]
         return []
 
     def _is_in(self, generation: int) -> bool:
@@ -213,21 +213,21 @@ class RestartedRanks:
     def _announced(self, announced: WorldAnnounced) -> list[SlotCommand]:
         self._lineage = Lineage(announced.generation + 1, b"")
         hosts = len(announced.members)
-        said: list[SlotCommand] = [SayLine(f"{announced.change}; {hosts} host{'s' if hosts != 1 else ''}")]
+        printed: list[SlotCommand] = [PrintLine(f"{announced.change}; {hosts} host{'s' if hosts != 1 else ''}")]
         names = [placed.name for placed in announced.members]
         if self._member is None:
-            return said
+            return printed
         if self._member not in names:
             is_waiting = self._world is None
-            return [*said, TellLeader(MemberProgressed(self._member, self._lineage))] if is_waiting else said
+            return [*printed, NotifyLeader(MemberProgressed(self._member, self._lineage))] if is_waiting else printed
         self._world = _World(announced)
         if names[0] != self._member:
-            return [*said, TellLeader(MemberReady(self._member, announced.generation, ""))]
+            return [*printed, NotifyLeader(MemberReady(self._member, announced.generation, ""))]
         port = self._free_port()
         ready = MemberReady(self._member, announced.generation, str(port))
         there = self._hosts()
         size = sum(ranks.slots for ranks in there)
-        return [*said, OpenRendezvous(announced.generation, size, _certified(there)), TellLeader(ready)]
+        return [*printed, OpenRendezvous(announced.generation, size, _certified(there)), NotifyLeader(ready)]
 
     def _hosts(self) -> list[HostRanks]:
         """Return the ranks of each host of the world, in the order of their ranks."""
@@ -276,26 +276,26 @@ class RestartedRanks:
         if not world.running:
             return self._report()
         world.kill_at = now + self._record.grace
-        return [SayLine(f"{why}; stopping all ranks"), *self._signal(signal.SIGTERM)]
+        return [PrintLine(f"{why}; stopping all ranks"), *self._signal(signal.SIGTERM)]
 
     def _report(self) -> list[SlotCommand]:
         world = self._world
         assert world is not None
         self._restarts += 1
         report = MemberReport(generation=world.announced.generation, lineage=self._lineage)
-        return [TellLeader(MemberReported(member=str(self._member), report=report, why=world.why))]
+        return [NotifyLeader(MemberReported(member=str(self._member), report=report, why=world.why))]
 
     def _dismissed(self, why: str, now: float) -> list[SlotCommand]:
         """Arrive again as another member, unless the host leaves: there is no place for this one."""
         self._member = None
         self._arrive_at = now + 1.0
         how = "waits" if self._world is None else "was declared lost"
-        said: list[SlotCommand] = [SayLine(f"this host {how}: {why}")] if why else []
+        printed: list[SlotCommand] = [PrintLine(f"this host {how}: {why}")] if why else []
         if self._world is None or not self._world.running:
             self._world = None
-            return said
+            return printed
         self._world.is_over = True
-        return said + (self._stop(now) if not why else self._signal(signal.SIGKILL))
+        return printed + (self._stop(now) if not why else self._signal(signal.SIGKILL))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class RestartedRanks:
         if self._end is not None:
             return []
         if self._is_leaving:
-            return [TellLeader(MemberLeft(self._member))]
+            return [NotifyLeader(MemberLeft(self._member))]
         if world.failures:
             world.stop_at = None
             return self._failed(now)
@@ -350,7 +350,7 @@ class RestartedRanks:
             return self._report()
         world.is_over = True
         count = f" (restart {self._budget.crashes(first.local_rank)} of {self._budget.most})" if is_own else ""
-        return [SayLine(f"{world.why}; starting all ranks again{count}"), *self._report()]
+        return [PrintLine(f"{world.why}; starting all ranks again{count}"), *self._report()]
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class RestartedRanks:
         return commands
 
     def _close(self, end: JobEnd) -> list[SlotCommand]:
-        return [TellLeader(JobClosed(number=self._number, record=encode_record(end)))]
+        return [NotifyLeader(JobClosed(number=self._number, record=encode_record(end)))]
 
     def _job_changed(self, event: JobClosed | JobStopped | HostDismissed, now: float) -> list[SlotCommand]:
         match event:
@@ -389,7 +389,7 @@ class RestartedRanks:
         if self._is_leaving:
             return self._signal(signal.SIGKILL)
         self._is_leaving, self._leave_at, self._arrive_at = True, now + grace, None
-        return [SayLine(f"{why}; its ranks get SIGTERM"), TellLeader(HostDraining(self._host))]
+        return [PrintLine(f"{why}; its ranks get SIGTERM"), NotifyLeader(HostDraining(self._host))]
 
     def _over(self) -> list[SlotCommand]:
         has_ended = self._end is not None or self._is_leaving

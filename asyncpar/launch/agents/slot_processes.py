@@ -20,8 +20,8 @@ from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     RankGone,
     RankResumed,
-    RankSaid,
     RankSilent,
+    RankWrote,
     SlotEvent,
     StartRank,
     WriteToRank,
@@ -67,7 +67,7 @@ class _Running:
     is_ending: bool = False
     is_clear: asyncio.Event = field(default_factory=asyncio.Event)
     writer: asyncio.StreamWriter | None = None
-    hearing: asyncio.Task[None] | None = None
+    reading: asyncio.Task[None] | None = None
     silent: asyncio.TimerHandle | None = None
     condition: Condition = Condition.WELL
 
@@ -162,11 +162,11 @@ class SlotProcesses:
         )
         group = WorkerGroup([self._plan(order, there.detach())], tools)
         running = self._running[order.slot] = _Running(group, order.member, writer=writer)
-        running.hearing = asyncio.ensure_future(self._hear(running, reader))
+        running.reading = asyncio.ensure_future(self._read(running, reader))
         try:
             await group.run()
         finally:
-            running.hearing.cancel()
+            running.reading.cancel()
             running.is_clear.set()
             await close_stream(writer)
 
@@ -223,12 +223,12 @@ class SlotProcesses:
             directory=record.directory or None,
         )
 
-    async def _hear(self, running: _Running, reader: asyncio.StreamReader) -> None:
+    async def _read(self, running: _Running, reader: asyncio.StreamReader) -> None:
         """Read a process's messages from its pipe; kill it after an undecodable one, which counts as a crash."""
         try:
             with suppress(ConnectionError):
                 while line := await reader.readline():
-                    self._feed(RankSaid(running.member, decode_rank_line(line)))
+                    self._feed(RankWrote(running.member, decode_rank_line(line)))
         except (ProtocolError, ValueError) as error:  # ValueError: a line is too long
             running.group.kill()
             await self._tools.display.lines(f"asyncpar agent: {running.member} is killed: its pipe: {error}\n".encode())
@@ -241,11 +241,11 @@ class SlotProcesses:
         running = self._running.get(end.local_rank)
         if running is not None and not running.is_ending:
             running.is_ending = True
-            self._run(self._tell_end(running, end))
+            self._run(self._report_end(running, end))
 
-    async def _tell_end(self, running: _Running, end: RankEnd) -> None:
-        if running.hearing is not None:
-            await asyncio.wait({running.hearing}, timeout=_LAST_WORDS)
+    async def _report_end(self, running: _Running, end: RankEnd) -> None:
+        if running.reading is not None:
+            await asyncio.wait({running.reading}, timeout=_LAST_WORDS)
         if running.silent is not None:
             running.silent.cancel()
         self._feed(RankGone(end.local_rank, end))

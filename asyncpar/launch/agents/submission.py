@@ -175,10 +175,10 @@ class _Submission:
         self._agents = AnyAgent([address, *(host.address for host in view.hosts)], credentials)
         self._credentials = credentials
         self._display = display
-        self._said = ""
+        self._last_change = ""
         self._signals: list[int] = []
         self._message = ""
-        self._talking: set[asyncio.Task[None]] = set()
+        self._printing: set[asyncio.Task[None]] = set()
 
     async def run(self, observers: ObserverOptions) -> int:
         """Submit the job, show it, and return its exit code."""
@@ -187,13 +187,13 @@ class _Submission:
         watch.changed(command=(self._record.program, *self._record.arguments))
         logs = self._record.log_directory
         directory = None if logs is None else Path(logs)
-        async with observe_job(observers, watch, own=tuple, directory=directory, say=self._say_later) as shown:
+        async with observe_job(observers, watch, own=tuple, directory=directory, report=self._print_later) as shown:
             try:
                 exit_code = await self._run()
                 await shown.finish(JobOutcome(exit_code, self._message))
             finally:
-                if self._talking:
-                    await asyncio.wait(self._talking)
+                if self._printing:
+                    await asyncio.wait(self._printing)
             return exit_code
 
     async def _know(self) -> GroupNow:
@@ -203,7 +203,7 @@ class _Submission:
         record = msgspec.structs.replace(self._record, ticket=secrets.token_hex(_TICKET_BYTES))
         request = SubmitRequest(record=record)
         submitted = await self._agents.ask(lambda client: client.submit(request), seconds=_SUBMIT_SECONDS)
-        await self._say(f"job {submitted.number} runs on the agents of {self._agents.address}")
+        await self._print(f"job {submitted.number} runs on the agents of {self._agents.address}")
         loop = asyncio.get_running_loop()
         for number in TERMINATING:
             loop.add_signal_handler(number, self._signals.append, number)
@@ -225,29 +225,29 @@ class _Submission:
             job = view.job
             if job is None or job.number != number:
                 raise LaunchError(f"job {number}: the agents know nothing of it any more")
-            if view.change and view.change != self._said:
-                self._said = view.change
+            if view.change and view.change != self._last_change:
+                self._last_change = view.change
                 hosts = "1 host" if view.world_hosts == 1 else f"{view.world_hosts} hosts"
-                await self._say(f"{view.change}; {view.world_size} members, on {hosts}")
+                await self._print(f"{view.change}; {view.world_size} members, on {hosts}")
             if job.state == "over":
                 self._message = job.message
                 if job.message:
-                    await self._say(job.message)
+                    await self._print(job.message)
                 return job.exit_code or 0
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _cancel(self, number: int, signal_number: int) -> None:
         name = signal.Signals(signal_number).name
-        await self._say(f"got {name}; ranks have {self._record.grace:g} s to end (again: leave them to it)")
+        await self._print(f"got {name}; ranks have {self._record.grace:g} s to end (again: leave them to it)")
         request = CancelRequest(number=number, exit_code=128 + signal_number, why=f"its launcher got {name}")
         await self._agents.ask(lambda client: client.cancel(request))
 
-    def _say_later(self, text: str) -> None:
-        task = asyncio.ensure_future(self._say(text))
-        self._talking.add(task)
-        task.add_done_callback(self._talking.discard)
+    def _print_later(self, text: str) -> None:
+        task = asyncio.ensure_future(self._print(text))
+        self._printing.add(task)
+        task.add_done_callback(self._printing.discard)
 
-    async def _say(self, text: str) -> None:
+    async def _print(self, text: str) -> None:
         lines = "".join(f"asyncpar launch: {line}\n" for line in text.splitlines())
         await self._display.lines(lines.encode(errors="replace"))
 

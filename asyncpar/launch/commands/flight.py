@@ -86,7 +86,7 @@ def ask_facts(job: str | None) -> dict[int, RankFacts]:
 
 
 def _ask(job: str | None) -> tuple[JobSummary, dict[int, RankFacts]]:
-    from asyncpar.launch.flight_look import facts_of
+    from asyncpar.launch.page_views import facts_of
 
     _, reply = ask_job(job, "status")
     assert reply.job is not None

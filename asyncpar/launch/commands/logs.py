@@ -36,8 +36,8 @@ def _logs(job: str | None, ranks: tuple[str, ...], lines: str, *, as_json: bool)
     if as_json:
         import msgspec
 
-        told = {str(answer.rank): last_lines(answer, int(lines)) for answer in reply.ranks}
-        print_result("the output", msgspec.json.encode(told) + b"\n")
+        texts = {str(answer.rank): last_lines(answer, int(lines)) for answer in reply.ranks}
+        print_result("the output", msgspec.json.encode(texts) + b"\n")
         return 0
     print_result("the output", show_logs(reply.ranks, int(lines)), colors=True)
     return 0
@@ -52,6 +52,6 @@ def show_logs(answers: Iterable[RankAnswer], count: int) -> str:
     """Return the last ``count`` lines of each rank, each prefixed with its host and its number."""
     lines = []
     for answer in answers:
-        told = last_lines(answer, count) or ["(nothing was printed)"]
-        lines += [f"[{answer.host}:{answer.rank}] {line}\n" for line in told]
+        texts = last_lines(answer, count) or ["(nothing was printed)"]
+        lines += [f"[{answer.host}:{answer.rank}] {line}\n" for line in texts]
     return "".join(lines)

@@ -17,7 +17,7 @@ def stacks(job: str | None, ranks: tuple[str, ...], *, shows_all: bool, as_json:
 
     Waits are followed across ranks: from an actor's caller to the task that
     works for it.  No debugger is needed, and nothing stops; a rank that cannot
-    tell is named with the reason.  SIGQUIT (Ctrl-\\) to the launcher prints
+    answer is named with the reason.  SIGQUIT (Ctrl-\\) to the launcher prints
     the same.
     """
     exit_with("stacks", lambda: _stacks(job, ranks, shows_all=shows_all, as_json=as_json))
@@ -30,10 +30,10 @@ def _stacks(job: str | None, ranks: tuple[str, ...], *, shows_all: bool, as_json
     from asyncpar.observe.chains import chains_of, show_stacks
 
     _, reply = ask_job(job, "stacks", parse_ranks(ranks))
-    told, silent = sort_answers(reply.ranks)
+    stacks, silent = sort_answers(reply.ranks)
     if as_json:
-        both = {"ranks": told, "silent": silent, "chains": chains_of(told)}
+        both = {"ranks": stacks, "silent": silent, "chains": chains_of(stacks)}
         print_result("the stacks", msgspec.json.encode(both) + b"\n")
         return 0
-    print_result("the stacks", show_stacks(told, silent, all_threads=shows_all))
+    print_result("the stacks", show_stacks(stacks, silent, all_threads=shows_all))
     return 0

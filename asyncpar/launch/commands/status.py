@@ -19,7 +19,7 @@ from asyncpar.launch.commands.job_choice import ask_job, job_argument
 @option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help="This host's, where agents use TLS.")
 @job_argument
 def status(job: str | None, address: str | None, secret_file: str | None, certs: str | None, *, as_json: bool) -> None:
-    """Tell what each rank does, who waits for whom, and where.
+    """Report what each rank does, who waits for whom, and where.
 
     JOB is the name of a job that runs on this host; it is needed only if there
     are several.  Where none runs, an agent on this host is asked.  Exits with

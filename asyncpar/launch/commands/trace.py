@@ -202,7 +202,7 @@ def ask_rings(job: str | None, ranks: Iterable[int] | None = None) -> tuple[dict
             contents[answer.rank] = answer.content
     if not contents:
         why = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(silent.items())) or "it has none here"
-        raise LaunchError(f"no rank of the job has told what it does: {why}")
+        raise LaunchError(f"no rank of the job has reported what it does: {why}")
     return contents, silent
 
 

@@ -139,14 +139,14 @@ async def _examine_ways(client: Client, workers: Iterable[str]) -> list[Finding]
             findings.append(fail("dask way", f"no port can be had there ({_why(probe)})", advice, host=name))
         else:
             probes[name] = probe
-    looks = (
+    views = (
         _on_worker(client, name, meet_probes, name, {other: probes[other] for other in probes if other != name}, secret)
         for name in probes
     )
-    for name, found in zip(probes, await asyncio.gather(*looks), strict=True):
+    for name, found in zip(probes, await asyncio.gather(*views), strict=True):
         if isinstance(found, Exception):
             advice = "look at its log and at the load of its host"
-            findings.append(fail("dask way", f"it cannot look at the others ({_why(found)})", advice, host=name))
+            findings.append(fail("dask way", f"it cannot inspect the others ({_why(found)})", advice, host=name))
         else:
             findings += found
     if len(probes) > 1 and not findings:

@@ -72,7 +72,7 @@ def _run(check: Callable[[], Finding]) -> Finding:
         return check()
     except OSError as error:
         name = getattr(check, "__name__", "check").removeprefix("check_")
-        return warn(name, f"it cannot be looked at: {error}", "see whether /proc and /sys are mounted")
+        return warn(name, f"it cannot be inspected: {error}", "see whether /proc and /sys are mounted")
 
 
 def check_versions() -> Finding:
@@ -155,11 +155,11 @@ def check_links(*, with_hosts: bool) -> Finding:
             f"{name} has an MTU of {mtu} bytes",
             f"ip link set {name} mtu 1500, or what the network takes, the same on all hosts",
         )
-    told = ", ".join(f"{name} (MTU {mtu})" for name, mtu in up.items())
+    text = ", ".join(f"{name} (MTU {mtu})" for name, mtu in up.items())
     broken = _link_errors(up)
     if broken:
-        return warn("links", f"{told}; {broken}", "look at the cable and the switch (ethtool -S NAME)")
-    return well("links", told)
+        return warn("links", f"{text}; {broken}", "look at the cable and the switch (ethtool -S NAME)")
+    return well("links", text)
 
 
 def _link_errors(names: Iterable[str]) -> str:
@@ -177,9 +177,9 @@ def check_ports() -> Finding:
     """Check that the default ports of jobs are free."""
     taken = [port for port in _PORTS if not _is_free(port)]
     if taken:
-        told = ", ".join(f"{port} ({_PORTS[port]}, held by {_holder(port)})" for port in taken)
+        text = ", ".join(f"{port} ({_PORTS[port]}, held by {_holder(port)})" for port in taken)
         return warn(
-            "ports", f"taken: {told}", "that is well if it is an agent of yours; else give another --rdzv-endpoint"
+            "ports", f"taken: {text}", "that is well if it is an agent of yours; else give another --rdzv-endpoint"
         )
     return well("ports", f"{', '.join(map(str, _PORTS))} are free")
 
@@ -210,7 +210,7 @@ def check_port_range() -> Finding:
     try:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except FileNotFoundError:
-        return well("port range", "the system does not say which ports outgoing connections get")
+        return well("port range", "the system does not report which ports outgoing connections get")
     if high - low < _LEAST_PORTS:
         return fail(
             "port range",
@@ -224,7 +224,7 @@ def check_clock(*, with_hosts: bool) -> Finding:
     """Check that the clock is synchronized, by NTP or the like."""
     state, offset = _adjtimex()
     if state is None or not state & _SYNCHRONIZED:
-        return well("clock", "it is synchronized" if state is not None else "the system does not say how it is kept")
+        return well("clock", "it is synchronized" if state is not None else "the system does not report how it is kept")
     found = "it is not synchronized: times of hosts cannot be compared"
     if with_hosts:
         return warn("clock", found, "start chronyd or systemd-timesyncd")

@@ -97,10 +97,10 @@ def _check_bulk(host: str, report: PeerReport) -> Finding:
             host=host,
         )
     rate = 2 * BULK_BYTES / max(report.bulk_seconds, 1e-6)
-    told = f"round trip {report.round_trip * 1e3:.2f} ms, {rate / 1e6:.0f} MB/s in a short test"
+    text = f"round trip {report.round_trip * 1e3:.2f} ms, {rate / 1e6:.0f} MB/s in a short test"
     if rate < _SLOW_BYTES_PER_SECOND:
-        return warn("way", told, "that is slow: look for a wrong link, or one that others use", host=host)
-    return well("way", told, host=host)
+        return warn("way", text, "that is slow: look for a wrong link, or one that others use", host=host)
+    return well("way", text, host=host)
 
 
 def _check_clock(host: str, report: PeerReport) -> Finding:
@@ -140,7 +140,7 @@ def _check_mtu(host: str, address: str, own: str) -> Finding:
         "",
     )
     if mtu is None:
-        return well("MTU", "the system does not say it", host=host)
+        return well("MTU", "the system does not report it", host=host)
     if mtu < LEAST_MTU:
         advice = f"ip link set {interface or 'NAME'} mtu 1500, or what the network takes, the same on all hosts"
         return fail("MTU", f"the way to {address} takes packets of {mtu} bytes", advice, host=host)

@@ -5,7 +5,7 @@ is shown by a keyed digest of a number that the other one has drawn, so the secr
 
 Ranks listen at ports that the system chooses, and a firewall may let only the doctor's port through.  So each of the
 two opens a few such ports for the length of the conversation, and the other connects to them.  A doctor connects only
-to the host it talks to.
+to the host that it connects to.
 """
 
 from __future__ import annotations
@@ -214,14 +214,14 @@ async def _reach(address: str, port: int, token: str, within: float) -> str:
         async with asyncio.timeout(within):
             reader, writer = await asyncio.open_connection(address, port, limit=_LONGEST_LINE)
             try:
-                said = await reader.readline()
+                answer = await reader.readline()
             finally:
                 await close_stream(writer)
     except TimeoutError:
         return f"nothing within {within:g} s"
     except (OSError, ValueError) as error:
         return os_reason(error)
-    return "" if said == token.encode() + b"\n" else "something else answers"
+    return "" if answer == token.encode() + b"\n" else "something else answers"
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **request: object) -> dict[str, Any]:

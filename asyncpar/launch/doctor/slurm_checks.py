@@ -80,10 +80,10 @@ def examine_slurm(environment: Mapping[str, str], *, mounts: str = "/proc/self/m
 def check_controller(run: Run) -> Finding:
     """Check whether slurmctld answers."""
     code, output = run(("scontrol", "ping"))
-    told = " ".join(output.split())
-    if code == 0 and " UP" in told and "DOWN" not in told:
-        return well("slurm controller", told)
-    return fail("slurm controller", told or f"scontrol ping: exit code {code}", "look at slurmctld and its log there")
+    text = " ".join(output.split())
+    if code == 0 and " UP" in text and "DOWN" not in text:
+        return well("slurm controller", text)
+    return fail("slurm controller", text or f"scontrol ping: exit code {code}", "look at slurmctld and its log there")
 
 
 def check_authentication(config: Mapping[str, str], environment: Mapping[str, str], run: Run) -> Finding:

@@ -90,7 +90,7 @@ class QueuedJob:
 
         Raises ``LaunchError`` if Slurm does not answer, or no longer knows the job: minutes after its end (MinJobAge).
         """
-        records = await _look(self.id, self.cluster)
+        records = await _read_records(self.id, self.cluster)
         return next((one.state for one in records if one.state not in _ENDED), _worst(records).state)
 
     async def wait(self, *, every: float = 1.0) -> JobEnding:
@@ -104,7 +104,7 @@ class QueuedJob:
         answered = clock()
         while True:
             try:
-                records = await _look(self.id, self.cluster)
+                records = await _read_records(self.id, self.cluster)
             except LaunchError as error:
                 if _UNKNOWN in str(error) or clock() > answered + _OUTAGE:
                     raise
@@ -146,7 +146,7 @@ async def submit(
         with suppress(LaunchError):  # there is no job then
             await _cancel(*(await submitting).strip().partition(";")[::2])
         raise
-    return QueuedJob(number, cluster, (await _look(number, cluster))[0].output)
+    return QueuedJob(number, cluster, (await _read_records(number, cluster))[0].output)
 
 
 def describe_job(program: str | Path, arguments: Sequence[str], **options: Unpack[SlurmOptions]) -> SlurmJob:
@@ -214,9 +214,9 @@ def _worst(records: Sequence[_JobRecord]) -> _JobRecord:
     return next((one for one in records if one.state != "COMPLETED"), records[0])
 
 
-async def _look(number: str, cluster: str) -> list[_JobRecord]:
+async def _read_records(number: str, cluster: str) -> list[_JobRecord]:
     command = ["scontrol", *_on(cluster), "show", "job", number]
-    return parse_records(await _ask(command, "", f"Slurm does not tell of job {number}"))
+    return parse_records(await _ask(command, "", f"Slurm does not report job {number}"))
 
 
 async def _cancel(number: str, cluster: str) -> None:

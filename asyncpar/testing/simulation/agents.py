@@ -20,8 +20,8 @@ from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.host_protocol import (
     RankGone,
     RankResumed,
-    RankSaid,
     RankSilent,
+    RankWrote,
     SlotEvent,
     StartRank,
     WriteToRank,
@@ -114,7 +114,7 @@ class SimulatedSlots:
             agents.dice,
             member=order.member,
             to_agent=self._to_agent,
-            received=lambda message: self._feed(RankSaid(order.member, message)),
+            received=lambda message: self._feed(RankWrote(order.member, message)),
         )
         self._running[order.slot] = _RunningRank(order.member, process, pipe)
         self._settled.clear()
@@ -315,7 +315,7 @@ class SimulatedAgents:
             rendezvous=quiet,
             display=quiet,
             reaper=quiet,
-            on_say=lambda text: self.cluster.print(node, text),
+            on_line=lambda text: self.cluster.print(node, text),
             processes=self._slots_of(process),
         )
         self._hosts[process] = agent

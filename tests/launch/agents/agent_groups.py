@@ -170,7 +170,7 @@ class AgentGroup:
         """The address of an agent that runs."""
         running = [name for name, process in self.agents.items() if process.poll() is None]
         running = [name for name in running if psutil.Process(self.agents[name].pid).status() != psutil.STATUS_STOPPED]
-        assert running, "every agent has ended:\n" + "\n".join(self.said(name) for name in self.agents)
+        assert running, "every agent has ended:\n" + "\n".join(self.output(name) for name in self.agents)
         return self.addresses[running[-1]]
 
     def view(self) -> GroupView | None:
@@ -219,7 +219,7 @@ class AgentGroup:
         """The last step that any rank has noted."""
         return max((int(path.read_text().split()[0]) for path in self.folder.glob("step-*")), default=0)
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text() if path.exists() else ""
 

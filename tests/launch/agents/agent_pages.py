@@ -18,11 +18,11 @@ def url_of(group: AgentGroup, log: str) -> str:
     """Return the address of the page that was said in a log."""
     found: list[str] = []
 
-    def is_said() -> bool:
-        found[:] = re.findall(r"the dashboard is at (http://\S+)", group.said(log))
+    def is_shown() -> bool:
+        found[:] = re.findall(r"the dashboard is at (http://\S+)", group.output(log))
         return bool(found)
 
-    eventually(is_said, "the address of the page")
+    eventually(is_shown, "the address of the page")
     return found[0]
 
 

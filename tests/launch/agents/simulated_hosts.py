@@ -20,7 +20,7 @@ from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.interruption import Interruption
 from asyncpar.errors import AsyncparError, LaunchError
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.host_protocol import RankGone, RankSaid, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.host_protocol import RankGone, RankWrote, SlotEvent, StartRank, WriteToRank
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob, encode_record
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.failure import RankEnd
@@ -84,7 +84,7 @@ class Leads:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Received:
     service: int
     command: HostCommand
 
@@ -163,7 +163,7 @@ class NotedService(WorldService):
 
     async def _commands(self) -> AsyncIterator[HostCommand]:
         async for command in super()._commands():
-            _note(Heard(self.number, command))
+            _note(Received(self.number, command))
             yield command
 
     def end(self) -> None:
@@ -182,23 +182,23 @@ def _note(content: object) -> None:
 
 
 class StrawRank:
-    """One rank; ``say`` goes to its agent, ``hear`` comes from it."""
+    """One rank; ``report`` goes to its agent, ``receive`` comes from it."""
 
     def __init__(
         self,
         network: SimulatedNetwork,
         member: str,
-        say: Callable[[RankMessage], None],
+        report: Callable[[RankMessage], None],
         may_die: Callable[[], bool],
     ) -> None:
         self.member = member
         self._network = network
         self._may_die = may_die
-        self._say = say
+        self._report = report
         self._lineage = START
         self._has_state = self._is_gone = False
         self._prepared: Lineage | None = None
-        self._lease = CommitLease(lambda: say(LeaseWanted()))
+        self._lease = CommitLease(lambda: report(LeaseWanted()))
         self._holding: Interruption | None = None
         self._inbox: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._revoked = -1
@@ -207,7 +207,7 @@ class StrawRank:
         self._votes: dict[tuple[int, int], dict[int, bool]] = {}
         self._own: dict[tuple[int, int], tuple[str, ...]] = {}
 
-    def hear(self, message: AgentMessage) -> None:
+    def receive(self, message: AgentMessage) -> None:
         match message:
             case WorldOver(generation):
                 self._revoked = max(self._revoked, generation)
@@ -237,7 +237,7 @@ class StrawRank:
 
     async def _join(self) -> WorldFormed | Drained:
         while True:
-            self._say(DonorsWanted())
+            self._report(DonorsWanted())
             donors = (await self._next(DonorsFound)).donors
             if not donors or await self._heal(donors):
                 break
@@ -245,7 +245,7 @@ class StrawRank:
             await self._withdraw()
         node = running().node
         self._has_state = True
-        self._say(JoinWorld(self._lineage, f"{node}"))
+        self._report(JoinWorld(self._lineage, f"{node}"))
         while True:
             try:
                 async with asyncio.timeout(0.2):
@@ -256,11 +256,11 @@ class StrawRank:
                     await self._withdraw()
                     return await self._join()
                 if self._lineage != before and self._inbox.empty():
-                    self._say(StateReached(self._lineage))
+                    self._report(StateReached(self._lineage))
 
     async def _withdraw(self) -> None:
         self._has_state = False
-        self._say(Withdraw())
+        self._report(Withdraw())
         await self._next(Withdrawn)
 
     async def _heal(self, donors: Sequence[tuple[str, str]]) -> bool:
@@ -319,7 +319,7 @@ class StrawRank:
         generation, rank = world.generation, world.rank
         await self._begin(generation, world.lineage)
         node = running().node
-        self._say(LinksServed(generation, f"{node} {self.member}"))
+        self._report(LinksServed(generation, f"{node} {self.member}"))
         suspects: list[tuple[int, str]] = []
         members: list[str] = []
         while generation > self._revoked and not members:
@@ -337,7 +337,7 @@ class StrawRank:
         report = MemberReport(
             generation=generation, lineage=self._lineage, prepared=self._prepared, suspects=tuple(suspects)
         )
-        self._say(WorldReport(report))
+        self._report(WorldReport(report))
         return await self._next(WorldFormed, Drained)
 
     async def _begin(self, generation: int, lineage: Lineage) -> None:
@@ -456,11 +456,11 @@ class StrawProcesses:
     def start(self, order: StartRank) -> None:
         loop = asyncio.get_running_loop()
 
-        def say(message: RankMessage) -> None:
-            loop.call_soon(self._feed, RankSaid(order.member, message))
+        def report(message: RankMessage) -> None:
+            loop.call_soon(self._feed, RankWrote(order.member, message))
 
         _note(Started(order.member))
-        rank = StrawRank(self.network, order.member, say, self.may_die)
+        rank = StrawRank(self.network, order.member, report, self.may_die)
         task = asyncio.ensure_future(rank.run())
         self._running[order.slot] = rank, task
         task.add_done_callback(lambda _: loop.call_soon(self._gone, order.slot, task))
@@ -472,7 +472,7 @@ class StrawProcesses:
     def write(self, order: WriteToRank) -> None:
         for rank, _ in self._running.values():
             if rank.member == order.member:
-                rank.hear(order.message)
+                rank.receive(order.message)
 
     async def close(self) -> None:
         for _, task in list(self._running.values()):

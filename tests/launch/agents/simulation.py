@@ -30,8 +30,8 @@ from tests.launch.agents.simulated_hosts import (
     Died,
     EndedByChance,
     Failed,
-    Heard,
     Leads,
+    Received,
     SimulatedHosts,
     Started,
     StrawProcesses,
@@ -228,10 +228,10 @@ def check_leaders(run: Run) -> None:
 
 def check_commands(run: Run) -> None:
     """Each host hears each thing once, and in order."""
-    heard: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
-    for one in run.of(Heard):
-        heard[one.node, one.incarnation, one.content.service].append((one.at, one.content.command))
-    for who, commands in heard.items():
+    received: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
+    for one in run.of(Received):
+        received[one.node, one.incarnation, one.content.service].append((one.at, one.content.command))
+    for who, commands in received.items():
         generation, seen = -1, set[Any]()
         for at, command in commands:
             where = f"at {at:.3f}, {who}"
@@ -282,7 +282,7 @@ def check_parking(run: Run) -> None:
     for one in run.notes:
         who = one.node, one.incarnation
         service, since = parked.get(who, (0, 0.0))
-        if isinstance(one.content, Heard):
+        if isinstance(one.content, Received):
             if one.content.service != service:  # it had been dismissed
                 parked.pop(who, None)
             if isinstance(one.content.command, HostParked):

@@ -85,7 +85,7 @@ async def wants_certificates(group: AgentGroup, port: int) -> bool:
     return False
 
 
-def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(group: AgentGroup, run: Run) -> None:
+def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_learns_why(group: AgentGroup, run: Run) -> None:
     wanted = encode(asyncio.run(train(None, until=UNTIL, pause=0.0)))
     group.start_all("one")
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--elastic", "ranks", "--max-restarts", "2")
@@ -111,7 +111,7 @@ def test_agents_and_elastic_ranks_speak_mutual_tls_and_a_stranger_is_told_why(gr
         eventually(lambda: group.pids("two") not in ([], [pid]), "another start of the rank")
         group.train_on(2, "training with it again")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     numbers = {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]}
     assert numbers == {json.dumps(json.loads(wanted)[:-1])}
 
@@ -183,4 +183,4 @@ def test_ranks_that_start_again_with_every_world_prove_themselves_in_each(group:
         join(load_certificates(strangers[1], rank_role(2)))
 
     (group.folder / "end").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")

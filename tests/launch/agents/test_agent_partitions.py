@@ -80,11 +80,11 @@ class Bridged(AgentGroup):
         command = ["ip", "-n", self.space(source), "neigh", verb, self.host_of(target), *more, "dev", "eth0"]
         subprocess.run(command, capture_output=True, check=verb != "del")
 
-    def isolate(self, name: str, *, hears: bool = False) -> None:
+    def isolate(self, name: str, *, receives: bool = False) -> None:
         for other in NAMES:
             if other != name:
                 self.cut(name, other)
-                if not hears:
+                if not receives:
                     self.cut(other, name)
 
     def reached(self, pid: int) -> int:
@@ -95,7 +95,7 @@ class Bridged(AgentGroup):
         return max(map(self.reached, pids)) > step
 
     def has_parked(self, name: str) -> bool:
-        return "no quorum" in self.said(name)
+        return "no quorum" in self.output(name)
 
     def dismantle(self) -> None:
         for name in NAMES:
@@ -128,7 +128,7 @@ def test_a_minority_parks_and_commits_nothing_and_comes_back(group: Bridged) -> 
         rest = [name for name in NAMES if name != victim]
         (pid,) = group.pids(victim)
         others = [pid for name in rest for pid in group.pids(name)]
-        group.isolate(victim, hears=kind == "one-way")
+        group.isolate(victim, receives=kind == "one-way")
         time.sleep(0.5)  # what is under way has arrived, or will not
         before, apart = max(map(group.reached, others)), group.reached(pid)
         eventually(partial(group.has_gone_on, others, before + 1), f"steps without {victim}")
@@ -138,7 +138,7 @@ def test_a_minority_parks_and_commits_nothing_and_comes_back(group: Bridged) -> 
         group.heal()
         group.train_on(3, f"training with {victim} again")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=90) == 0, group.said("launch")
+    assert launcher.wait(timeout=90) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
         json.dumps(json.loads(wanted)[:-1])
     }

@@ -29,7 +29,7 @@ RUNS = WorldStatus(leader=None, hosts=(), job=JobOpened(number=1, terms=JOB.term
         ("version", "0"),
     ],
 )
-def test_a_launcher_with_other_options_is_told_which(name: str, value: Any) -> None:
+def test_a_launcher_with_other_options_learns_which(name: str, value: Any) -> None:
     other = msgspec.structs.replace(JOB, **{name: value})
     with pytest.raises(UsageError, match=f"launch: expected {name} .*, as the job that runs, got"):
         compare_job(RUNS, other)

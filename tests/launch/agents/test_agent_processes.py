@@ -72,11 +72,11 @@ def test_a_job_outlives_its_leader_and_a_host_that_drains(group: AgentGroup, run
     eventually(lambda: group.trains(1), "training without the drained host")
 
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
         json.dumps(json.loads(wanted)[:-1])
     }
-    assert "restart 1" not in "".join(group.said(name) for name in group.agents)
+    assert "restart 1" not in "".join(group.output(name) for name in group.agents)
 
 
 @pytest.mark.soak
@@ -103,7 +103,7 @@ def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: Age
     group.train_on(3, "training without the stopped host")
     group.agents[stopped].send_signal(signal.SIGCONT)
     group.train_on(4, "training with it again")
-    assert "the others have gone on without this host" in group.said(stopped)
+    assert "the others have gone on without this host" in group.output(stopped)
 
     drained = group.leader()
     draining = group.command(
@@ -114,11 +114,11 @@ def test_a_job_outlives_its_leader_and_hosts_that_stop_come_and_drain(group: Age
     eventually(lambda: group.trains(3), "training without the drained host")
 
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
         json.dumps(json.loads(wanted)[:-1])
     }
-    assert "restart 1" not in "".join(group.said(name) for name in group.agents)
+    assert "restart 1" not in "".join(group.output(name) for name in group.agents)
 
 
 @pytest.mark.soak
@@ -134,9 +134,9 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_its_step_and_starts_again
     eventually(lambda: result.exists() and bool(result.read_text()), "the end of the rank")
     assert json.loads(result.read_text())[-1] is True, "it was drained"
     group.train_on(2, "training with the rank that has started again")
-    assert "two/0 starts again: it was drained" in group.said("two")
+    assert "two/0 starts again: it was drained" in group.output("two")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
         json.dumps(json.loads(wanted)[:-1])
     }
@@ -162,23 +162,23 @@ def test_agents_outlive_a_job_that_starts_again_with_every_world_and_take_the_ne
     group.agents[victim].wait()
     eventually(lambda: has_world(4), "a world of four")
     (group.folder / "end").touch()
-    assert launcher.wait(timeout=40) == 0, group.said("launch")
+    assert launcher.wait(timeout=40) == 0, group.output("launch")
     (group.folder / "end").unlink()
     for path in worlds.glob("world-*"):
         path.unlink()
 
     crash = "import os, signal, sys; sys.exit(3) if os.environ['RANK'] == '1' else signal.pause()"
     failing = group.launch(crash, options=("--nnodes", "1:2", "--max-restarts", "1", "--last-call", "0.5"))
-    assert failing.wait(timeout=40) == 3, group.said("launch")
+    assert failing.wait(timeout=40) == 3, group.output("launch")
     running = [name for name in group.agents if name != victim]
-    assert all("exited with code 3" in group.said(name) for name in running)
+    assert all("exited with code 3" in group.output(name) for name in running)
 
     interrupted = group.launch(PLAIN, options=("--nnodes", "1:2", "--last-call", "30"))
     eventually(lambda: has_world(2), "a world of two")
     pids = [pid for name in running for pid in group.pids(name)]
     second = group.launch(PLAIN, options=("--nnodes", "1:2"))
     assert second.wait(timeout=60) == 2
-    assert "the agents run job 3" in group.said("launch")
+    assert "the agents run job 3" in group.output("launch")
     interrupted.send_signal(signal.SIGINT)
     assert interrupted.wait(timeout=60) == 130
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the end of the ranks")
@@ -198,13 +198,13 @@ def test_launchers_without_agents_are_agents_and_the_first_may_go(group: AgentGr
         arguments = (*common, "--secret-file", str(group.secret), "--host-name", name, path, str(UNTIL))
         launchers[name] = group.command(*arguments, log=f"{name}.log")
         if name == "one":
-            eventually(lambda: "serves at" in group.said("one"), "the first launcher")
+            eventually(lambda: "serves at" in group.output("one"), "the first launcher")
     eventually(lambda: len(list(group.folder.glob("step-*"))) == 3 and group.step() > 3, "training")
     launchers["one"].kill()
     reached = group.step()
     eventually(lambda: group.step() > reached + 5, "training without the first launcher")
     (group.folder / "hurry").touch()
-    assert [launchers[name].wait(timeout=60) for name in ("two", "three")] == [0, 0], group.said("two")
+    assert [launchers[name].wait(timeout=60) for name in ("two", "three")] == [0, 0], group.output("two")
     assert group.results() == {wanted}
 
 
@@ -229,7 +229,7 @@ def test_jobs_of_any_name_start_again_with_every_world(group: AgentGroup) -> Non
     for name in ((), ("--rdzv-id", "nightly")):
         options = ("--nnodes", "2:2", "--nproc-per-node", "2", *name)
         launcher = group.launch(SUMMING, options=options)
-        assert launcher.wait(timeout=40) == 0, group.said("launch") + group.said("one")
+        assert launcher.wait(timeout=40) == 0, group.output("launch") + group.output("one")
         assert [(group.folder / f"sum-{rank}").read_text() for rank in range(4)] == ["4.0"] * 4
         for rank in range(4):
             (group.folder / f"sum-{rank}").unlink()
@@ -260,9 +260,9 @@ def test_a_step_that_fails_on_every_host_ends_the_job_and_is_named(group: AgentG
     group.start_all("one", "two")
     options = ("--nnodes", hosts, "--elastic", "ranks", "--max-restarts", "50", "--last-call", "30")
     launcher = group.launch(FAILING, options=options)
-    assert launcher.wait(timeout=60) == 1, group.said("launch")
-    assert "step 3: it failed in every place; the fault is in the program" in group.said("launch")
-    assert "ValueError: bad batch" in group.said("launch")
+    assert launcher.wait(timeout=60) == 1, group.output("launch")
+    assert "step 3: it failed in every place; the fault is in the program" in group.output("launch")
+    assert "ValueError: bad batch" in group.output("launch")
 
 
 @pytest.mark.soak
@@ -276,7 +276,7 @@ def test_a_crash_is_healed_where_all_hosts_are_needed(group: AgentGroup) -> None
         os.kill(group.pids(name)[0], signal.SIGKILL)
     group.train_on(2, "training on both hosts again")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
 
 
@@ -296,7 +296,7 @@ def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(
     eventually(lambda: states(group).get("three") == "waiting", "a host that waits")
     eventually(lambda: len(group.pids("three")) == 1, "its rank")
     [waiting] = group.pids("three")
-    eventually(lambda: "waits: the job has all its 2 hosts" in group.said("three"), "its reason")
+    eventually(lambda: "waits: the job has all its 2 hosts" in group.output("three"), "its reason")
     reached = group.step() + 10
     eventually(lambda: group.trains(2, beyond=reached), "training on two hosts as before")
     view = group.view()
@@ -309,17 +309,17 @@ def test_a_host_beyond_the_most_waits_and_takes_the_place_of_one_that_is_killed(
     group.agents[lost].wait()
     reached = group.step() + 1
     eventually(
-        lambda: group.trains(2, beyond=reached), f"training with the host that has waited: {group.said('three')}"
+        lambda: group.trains(2, beyond=reached), f"training with the host that has waited: {group.output('three')}"
     )
     assert group.pids("three") == [waiting]
     group.start(lost)
     eventually(lambda: states(group).get(lost) == "waiting", "the host that comes again")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch") + group.said(lost)
+    assert launcher.wait(timeout=60) == 0, group.output("launch") + group.output(lost)
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results() if not json.loads(result)[-1]} == {
         json.dumps(json.loads(wanted)[:-1])
     }
-    worlds = re.findall(r"(\d+) ranks? on", "".join(group.said(name) for name in group.agents))
+    worlds = re.findall(r"(\d+) ranks? on", "".join(group.output(name) for name in group.agents))
     assert worlds
     assert max(map(int, worlds)) == 2
 
@@ -341,9 +341,9 @@ def test_a_host_beyond_the_most_waits_also_where_ranks_start_again_with_every_wo
     eventually(lambda: len(list(group.folder.glob("world-1-*-2"))) == 2, "a world with the host that has waited")
     group.start(lost)
     eventually(lambda: waiting() == [lost], "the host that comes again")
-    eventually(lambda: "waits: the job has all its 2 hosts" in group.said(lost), "its reason")
+    eventually(lambda: "waits: the job has all its 2 hosts" in group.output(lost), "its reason")
     (group.folder / "end").touch()
-    assert launcher.wait(timeout=40) == 0, group.said("launch")
+    assert launcher.wait(timeout=40) == 0, group.output("launch")
     assert {path.name.rsplit("-", 1)[1] for path in group.folder.glob("world-*")} == {"2"}
 
 
@@ -371,9 +371,9 @@ def test_spares_that_have_waited_for_long_step_in_for_ranks_that_are_killed_or_s
         eventually(lambda name=name, spares=spares: pids(name, are_spares=False) == spares, "the spare's place")  # type: ignore[misc]
         group.train_on(2, "training on both hosts again")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {result for result in group.results() if not json.loads(result)[-1]} == {wanted}
-    assert "after the job was complete" not in group.said("one") + group.said("two"), "spares end well"
+    assert "after the job was complete" not in group.output("one") + group.output("two"), "spares end well"
 
 
 BUSY = TRAINING.replace(
@@ -399,7 +399,7 @@ def test_a_rank_that_is_busy_when_a_world_ends_is_waited_for(group: AgentGroup) 
     group.train_on(3, "training on all hosts again")
     assert busy in group.pids("two")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
 
 
 @pytest.mark.soak
@@ -421,9 +421,9 @@ def test_of_two_hosts_and_a_witness_either_host_may_go(group: AgentGroup) -> Non
     group.agents[lost].wait()
     group.train_on(1, f"training without {lost}")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
-    assert "no quorum" not in group.said("one") + group.said("two")
+    assert "no quorum" not in group.output("one") + group.output("two")
 
 
 def voters(group: AgentGroup) -> set[str]:
@@ -451,7 +451,7 @@ def test_of_four_hosts_three_are_killed_in_turn_and_the_first_voter_goes_on_alon
         eventually(lambda reached=reached: group.trains(len(names), beyond=reached), f"training without {victim}")  # type: ignore[misc]
         eventually(lambda: voters(group) == set(names), f"a quorum of {names}")
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=60) == 0, group.said("launch")
+    assert launcher.wait(timeout=60) == 0, group.output("launch")
     assert {json.dumps(json.loads(result)[:-1]) for result in group.results()} == {json.dumps(json.loads(wanted)[:-1])}
 
 
@@ -482,8 +482,8 @@ def test_an_agent_whose_disk_is_full_ends_with_one_line(group: AgentGroup) -> No
         fill()
         agent = group.start("one", "--state-dir", str(group.folder / "disk"))
         assert agent.wait(timeout=60) == 1
-    assert "votes: the votes cannot be stored: No space left on device" in group.said("one")
-    assert "Traceback" not in group.said("one")
+    assert "votes: the votes cannot be stored: No space left on device" in group.output("one")
+    assert "Traceback" not in group.output("one")
 
 
 @pytest.mark.soak
@@ -503,22 +503,24 @@ def test_a_full_disk_and_a_rotated_secret_end_what_has_them_and_the_others_go_on
         own.write_bytes(os.urandom(32))
         os.kill(group.pids("two")[0], signal.SIGKILL)  # which changes the world: all vote
         assert group.agents["three"].wait(timeout=30) == 1
-        assert re.search(r"votes: the votes cannot be stored: No space left on device; this host", group.said("three"))
-        eventually(
-            lambda: "rank two/0 exited with code 1" in group.said("two"), "the end of the rank with another secret"
+        assert re.search(
+            r"votes: the votes cannot be stored: No space left on device; this host", group.output("three")
         )
-        assert "AuthenticationError: healing: one/0/" in group.said("two")
-        assert "did not accept our secret" in group.said("two")
+        eventually(
+            lambda: "rank two/0 exited with code 1" in group.output("two"), "the end of the rank with another secret"
+        )
+        assert "AuthenticationError: healing: one/0/" in group.output("two")
+        assert "did not accept our secret" in group.output("two")
         group.train_on(1, "training on one host")
         again = group.command(
             "agent", "--name", "three", "--state-dir", str(disk), "--join", group.addresses["one"],
             "--secret-file", str(group.secret), log="again.log",
         )  # fmt: skip
         assert again.wait(timeout=60) == 1
-        assert "votes: the votes cannot be stored: No space left on device" in group.said("again")
-        assert "Traceback" not in group.said("three") + group.said("again")
+        assert "votes: the votes cannot be stored: No space left on device" in group.output("again")
+        assert "Traceback" not in group.output("three") + group.output("again")
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(timeout=30) == 130, group.said("launch")
+        assert launcher.wait(timeout=30) == 130, group.output("launch")
 
 
 OTHERS = """
@@ -540,7 +542,7 @@ OTHERS = """
 """
 
 
-def test_a_joiner_with_other_settings_or_another_program_is_told_what_differs(group: AgentGroup) -> None:
+def test_a_joining_rank_with_other_settings_or_another_program_learns_what_differs(group: AgentGroup) -> None:
     """The same program reads a setting from outside, or is changed, after the job has begun; the others go on."""
     group.start_all("one")
     options = ("--nnodes", "1:3", "--elastic", "ranks", "--max-restarts", "0", "--last-call", "0")
@@ -548,14 +550,16 @@ def test_a_joiner_with_other_settings_or_another_program_is_told_what_differs(gr
     step = group.folder / "step"
     eventually(lambda: step.exists() and int(step.read_text() or 0) > 20, "training")
     group.start("two")
-    eventually(lambda: "rank two/0 exited with code 1" in group.said("two"), "the end of the rank with other settings")
-    assert "UsageError: portions: it is 16 here and 8 on the ranks that train" in group.said("two")
+    eventually(
+        lambda: "rank two/0 exited with code 1" in group.output("two"), "the end of the rank with other settings"
+    )
+    assert "UsageError: portions: it is 16 here and 8 on the ranks that train" in group.output("two")
     program = group.folder / "job.py"
     program.write_text(program.read_text().replace("training.PORTIONS = ", "") + "# another one\n")
     group.start("three")
-    eventually(lambda: "rank three/0 exited with code 1" in group.said("three"), "the end of the other program")
+    eventually(lambda: "rank three/0 exited with code 1" in group.output("three"), "the end of the other program")
     assert re.search(
-        r"UsageError: program: it is job.py, digest \w+ here and job.py, digest \w+ on the ranks", group.said("three")
+        r"UsageError: program: it is job.py, digest \w+ here and job.py, digest \w+ on the ranks", group.output("three")
     )
     view = group.view()
     assert view is not None
@@ -563,7 +567,7 @@ def test_a_joiner_with_other_settings_or_another_program_is_told_what_differs(gr
     reached = int(step.read_text() or 0)
     eventually(lambda: int(step.read_text() or 0) > reached + 3, "training as before")
     launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(timeout=30) == 130, group.said("launch")
+    assert launcher.wait(timeout=30) == 130, group.output("launch")
 
 
 HURRIED = """
@@ -576,7 +580,7 @@ HURRIED = """
 """The command, which gives an agent that it joins less time to answer than users' commands do."""
 
 
-def test_what_cannot_be_is_said_in_one_line(group: AgentGroup, run: Run) -> None:
+def test_what_cannot_be_is_reported_in_one_line(group: AgentGroup, run: Run) -> None:
     group.start_all("one")
     secret = ("--secret-file", str(group.secret))
     (group.folder / "other").write_bytes(os.urandom(32))
@@ -599,15 +603,15 @@ def test_what_cannot_be_is_said_in_one_line(group: AgentGroup, run: Run) -> None
     assert [done.returncode for done in (shared, torn, unknown, absent)] == [2, 1, 2, 1]
     assert "kept is in use by another agent" in shared.stderr
     assert "the votes are damaged" in torn.stderr
-    assert "--name: a host called 'one' is in the group already" in group.said("twice")
-    assert "did not accept our secret" in group.said("two")
-    assert "--join: no agent answers at 127.0.0.1:1" in group.said("nobody")
+    assert "--name: a host called 'one' is in the group already" in group.output("twice")
+    assert "did not accept our secret" in group.output("two")
+    assert "--join: no agent answers at 127.0.0.1:1" in group.output("nobody")
     assert "HOST: expected one of one, got 'three'" in unknown.stderr
     assert "no agent answers at 127.0.0.1:1" in absent.stderr
     for done in (shared, torn, unknown, absent):
         assert "Traceback" not in done.stdout + done.stderr
     for log in ("twice", "two", "nobody"):
-        assert "Traceback" not in group.said(log)
+        assert "Traceback" not in group.output(log)
 
 
 def test_an_agent_keeps_what_is_left_of_a_job_that_fails_and_nothing_of_one_that_does_not(group: AgentGroup) -> None:

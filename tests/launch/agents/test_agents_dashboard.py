@@ -37,7 +37,7 @@ def test_the_launcher_and_an_agent_show_what_runs_on_all_hosts(group: AgentGroup
     group.start("two")
     eventually(lambda: group.host("two") is not None, "the other agent")
     of_agent = url_of(group, "one")
-    found = re.search(r"metrics are at (http://\S+)", group.said("one"))
+    found = re.search(r"metrics are at (http://\S+)", group.output("one"))
     assert found is not None
     assert see(of_agent, lambda one: True, "a page without a job")["sentence"] == "No rank has started yet."
 
@@ -105,7 +105,7 @@ def test_launchers_that_run_a_job_as_agents_show_it(group: AgentGroup) -> None:
     url = url_of(group, "first")
     second = group.command("launch", "--host-name", "two", *common, script, FOREVER, log="second.log")
     see(url, shows_both, "both hosts on the page")
-    assert "the dashboard is at" not in group.said("second")
+    assert "the dashboard is at" not in group.output("second")
     first.send_signal(signal.SIGINT)
     ended = see(url, lambda one: bool(one["ended"]), "the end")
     assert ended["ended"].startswith("The job has ended with exit code 130.")
@@ -114,7 +114,7 @@ def test_launchers_that_run_a_job_as_agents_show_it(group: AgentGroup) -> None:
 
 
 @pytest.mark.parametrize("is_submitted", first(1, [True, False]))
-def test_a_page_that_cannot_be_served_is_said_before_the_job_runs(group: AgentGroup, is_submitted: bool) -> None:
+def test_a_page_that_cannot_be_served_is_reported_before_the_job_runs(group: AgentGroup, is_submitted: bool) -> None:
     endpoint = f"127.0.0.1:{group.free_port()}"
     if is_submitted:
         group.start_all("one")
@@ -126,8 +126,8 @@ def test_a_page_that_cannot_be_served_is_said_before_the_job_runs(group: AgentGr
         log="launch.log",
     )
     assert launcher.wait(timeout=60) == 2
-    assert "--dashboard: 192.0.2.1:80 cannot be bound" in group.said("launch")
-    assert "Traceback" not in group.said("launch")
+    assert "--dashboard: 192.0.2.1:80 cannot be bound" in group.output("launch")
+    assert "Traceback" not in group.output("launch")
     assert not (group.folder / "started").exists()
 
 
@@ -136,4 +136,4 @@ def test_metrics_are_asked_of_agents_where_they_run_the_job(group: AgentGroup) -
     group.start_all("one")
     launcher = group.launch("pass", options=("--nnodes", "1:1", "--elastic", "ranks", "--metrics"))
     assert launcher.wait(timeout=60) == 2
-    assert "--metrics: agents run this job; give it to each `asyncpar agent`" in group.said("launch")
+    assert "--metrics: agents run this job; give it to each `asyncpar agent`" in group.output("launch")

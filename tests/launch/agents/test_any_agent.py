@@ -168,7 +168,7 @@ async def test_who_asks_an_agent_that_is_about_to_take_part_gets_the_answer_of_t
 
 
 @pytest.mark.process
-async def test_a_launcher_that_submits_its_job_again_is_told_its_number_and_another_one_is_refused(
+async def test_a_launcher_that_submits_its_job_again_gets_its_number_and_another_one_is_refused(
     tmp_path: Path,
 ) -> None:
     """The agent that took it may have ended before it could answer."""

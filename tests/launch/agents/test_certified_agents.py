@@ -147,7 +147,7 @@ async def test_a_rank_is_no_agent_neither_for_those_who_call_it_nor_for_those_it
 
 
 @pytest.mark.parametrize("asks", first(1, ["to join", "for the status"]))
-async def test_who_has_no_certificates_or_those_of_another_run_is_told_at_once(
+async def test_an_agent_without_certificates_or_with_those_of_another_run_learns_it_at_once(
     homes: list[Path], tmp_path: Path, asks: str
 ) -> None:
     strangers = make_homes(tmp_path / "others", hosts=2, ranks=1)
@@ -171,7 +171,7 @@ async def test_who_has_no_certificates_or_those_of_another_run_is_told_at_once(
         assert len((await first.service.status()).hosts) == 1, "and the group is as it was"
 
 
-async def test_an_agent_with_certificates_is_told_that_the_group_has_none(homes: list[Path], tmp_path: Path) -> None:
+async def test_an_agent_with_certificates_learns_that_the_group_has_none(homes: list[Path], tmp_path: Path) -> None:
     async with group_of(tmp_path, homes) as group:
         await group.start("one", Credentials(read_secret(homes[0] / "secret")))
         with pytest.raises(AuthenticationError, match=r"does not answer in TLS .* give all hosts --certs"):

@@ -80,7 +80,7 @@ def start(group: AgentGroup, *more: str) -> subprocess.Popen[bytes]:
 def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(group: AgentGroup, run: Run) -> None:
     start_agents(group, of_first=(*SHOWN, "--metrics=127.0.0.1:0"))
     of_agent = url_of(group, "one")
-    served = re.search(r"metrics are at (http://\S+)", group.said("one"))
+    served = re.search(r"metrics are at (http://\S+)", group.output("one"))
     assert served is not None
     assert see(of_agent, lambda one: True, "a page without a job")["sentence"] == "No rank has started yet."
 

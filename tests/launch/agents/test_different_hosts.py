@@ -63,7 +63,7 @@ def test_a_host_that_computes_otherwise_is_named_and_backs_off_and_the_others_no
     other.write_text("0")
     group.start("three")
     eventually(
-        lambda: "rank three/0 exited with code 1; it starts again in 1 s (restart 3 of 6)" in group.said("three")
+        lambda: "rank three/0 exited with code 1; it starts again in 1 s (restart 3 of 6)" in group.output("three")
     )
     view = group.view()
     assert view is not None
@@ -71,7 +71,7 @@ def test_a_host_that_computes_otherwise_is_named_and_backs_off_and_the_others_no
     why = (
         r"rank three/0 is not admitted: its step \d+ has another digest than the group's; the program or its libraries"
     )
-    assert len(re.findall(why, group.said("three"))) == 1, "it is said once"
+    assert len(re.findall(why, group.output("three"))) == 1, "it is said once"
     assert re.search(why, show_group(view, width=None))
     reached = group.step()
     eventually(lambda: group.trains(2, beyond=reached + 3), "training as before")
@@ -92,7 +92,7 @@ def test_a_host_that_computes_otherwise_later_is_reported_by_name_and_no_worlds_
     eventually(lambda: group.trains(2, beyond=5), "training on two hosts")
     (group.folder / "other").write_text("4")
     group.start("three")
-    assert launcher.wait(timeout=90) != 0, group.said("launch")
-    assert re.search(r"rank 2 on three has another state after step \d+ than the others", group.said("launch"))
-    changes = [line for name in group.agents for line in group.said(name).splitlines() if "generation " in line]
+    assert launcher.wait(timeout=90) != 0, group.output("launch")
+    assert re.search(r"rank 2 on three has another state after step \d+ than the others", group.output("launch"))
+    changes = [line for name in group.agents for line in group.output(name).splitlines() if "generation " in line]
     assert max(int(number) for line in changes for number in re.findall(r"generation (\d+)", line)) <= 2, changes

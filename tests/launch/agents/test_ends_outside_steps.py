@@ -50,4 +50,4 @@ def test_a_job_whose_ranks_all_crash_between_two_steps_ends_or_begins_anew(group
     launcher = group.launch(PROGRAM, options=options)
     eventually(lambda: launcher.poll() is not None, "the end of the job")
     assert len(list(group.folder.glob("failed-*"))) == 2
-    assert "all members are lost" in group.said("launch")
+    assert "all members are lost" in group.output("launch")

@@ -87,7 +87,7 @@ async def test_a_host_whose_agent_does_not_answer_is_named_with_its_ranks(watch:
     assert [one.rank for one in await watch.collect("stacks", [2, 0])] == [2]
 
 
-async def test_what_a_silent_host_told_last_is_shown_with_its_age_until_the_group_goes_on_without_it(
+async def test_the_last_report_of_a_silent_host_is_shown_with_its_age_until_the_group_goes_on_without_it(
     watch: GroupWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = HostObserved(summary=pack(HostSummary(host="two", ranks=(report(1, "two", 4), report(2, "two", 4)))))
@@ -185,7 +185,7 @@ def test_answers_that_do_not_fit_into_a_message_are_asked_for_again() -> None:
     assert small.bounded == small
 
 
-async def test_what_a_host_tells_travels() -> None:
+async def test_a_hosts_report_travels() -> None:
     observed = await ObserveRequest().answer(HostWatch("one"))
     assert unpack(observed.summary, HostSummary) == HostSummary(host="one")
     assert (await ObserveRequest(kind="stacks", ranks=(0,)).answer(HostWatch("one"))).ranks == ()

@@ -65,7 +65,9 @@ class Hosts:
         self.parts: dict[str, GroupPart] = {}
         self.ends: dict[str, asyncio.Task[JobEnd | None]] = {}
         self._reapers: list[ReaperClient] = []
-        self._streams = [OutputStream(os.open(folder / "said", os.O_CREAT | os.O_WRONLY | os.O_APPEND), name="said")]
+        self._streams = [
+            OutputStream(os.open(folder / "output", os.O_CREAT | os.O_WRONLY | os.O_APPEND), name="output")
+        ]
         self._credentials = Credentials(create_secret(folder / "secret"))
         self._stack = AsyncExitStack()
 
@@ -144,8 +146,8 @@ class Hosts:
         await self.until(lambda: all(self.step(name) >= (step, 0) and self.step(name)[1] == size for name in names))
 
     @property
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
 
     async def close(self) -> None:
         for agent in self.agents.values():
@@ -183,11 +185,11 @@ async def test_a_killed_rank_starts_again_and_comes_back_into_the_world(tmp_path
         await group.reaches(group.step("two")[0] + 10, "one", "two", size=2)
         assert group.pids("two") == [survivor]
         assert [view.restarts for view in group.agents["one"].ranks()] == [1]
-        assert "rank one/0 was killed by SIGKILL; it starts again in 0.25 s (restart 1 of 2)" in group.said
-        assert "asyncpar agent two: generation 1; left: one/0/" in group.said
+        assert "rank one/0 was killed by SIGKILL; it starts again in 0.25 s (restart 1 of 2)" in group.output
+        assert "asyncpar agent two: generation 1; left: one/0/" in group.output
         (tmp_path / "end").write_text("0")
         await group.until(lambda: all(agent.is_idle for agent in group.agents.values()))
-        await group.until(lambda: group.said.count("the job is complete") == 2)
+        await group.until(lambda: group.output.count("the job is complete") == 2)
 
 
 GARBLED = """
@@ -203,8 +205,8 @@ GARBLED = """
 async def test_a_rank_whose_messages_cannot_be_read_crashes_instead_of_waiting_for_a_world(tmp_path: Path) -> None:
     async with hosts(tmp_path, "one") as group:
         await group.submit(GARBLED, restarts=3)
-        await group.until(lambda: group.agents["one"].is_idle and group.said.count("is killed: its pipe: ") == 4)
+        await group.until(lambda: group.agents["one"].is_idle and group.output.count("is killed: its pipe: ") == 4)
         assert (tmp_path / "try-3").exists()
-        assert "expected a message that ranks send: Expected `object`, got `array`" in group.said
-        assert "expected a message that ranks send: Object missing required field `lineage`" in group.said
-        assert "it may not start again" in group.said
+        assert "expected a message that ranks send: Expected `object`, got `array`" in group.output
+        assert "expected a message that ranks send: Object missing required field `lineage`" in group.output
+        assert "it may not start again" in group.output

@@ -54,14 +54,14 @@ def test_ranks_that_are_killed_stopped_and_drained_come_again_and_no_bit_is_diff
     group.train_on(4, "training on four ranks again")
     assert {killed, stopped, drained}.isdisjoint(group.pids("one"))
     (group.folder / "hurry").touch()
-    assert launcher.wait(timeout=LIMIT) == 0, group.said("one")
-    said = group.said("one")
+    assert launcher.wait(timeout=LIMIT) == 0, group.output("one")
+    output = group.output("one")
     for reason in (
         "rank one/0 was killed by SIGKILL; it starts again",
         "rank one/1 starts again: is stopped",
         "rank one/2 starts again: it was drained",
     ):
-        assert reason in said
+        assert reason in output
     assert {result for result in group.results() if not json.loads(result)[-1]} == {wanted(UNTIL)}
 
 
@@ -74,11 +74,11 @@ def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends_at_once(gro
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     assert launcher.wait(timeout=LIMIT) != 0
-    said = group.said("one")
+    output = group.output("one")
     assert sorted(is_drained(group, pid) for pid in pids) == [False, True]
-    assert said.count("starts again: it was drained") == 1
-    assert f"exited with code {128 + signal.SIGTERM}" in said
-    assert "all members are lost, and with them at least" in said, "the state is gone, which nobody was done with"
+    assert output.count("starts again: it was drained") == 1
+    assert f"exited with code {128 + signal.SIGTERM}" in output
+    assert "all members are lost, and with them at least" in output, "the state is gone, which nobody was done with"
 
 
 @pytest.mark.soak
@@ -88,7 +88,7 @@ def test_the_only_rank_ends_at_once_when_it_gets_sigterm(group: AgentGroup) -> N
     eventually(lambda: group.trains(1), "training on one rank")
     [pid] = group.pids("one")
     os.kill(pid, signal.SIGTERM)
-    assert launcher.wait(timeout=LIMIT) == 128 + signal.SIGTERM, group.said("one")
+    assert launcher.wait(timeout=LIMIT) == 128 + signal.SIGTERM, group.output("one")
     assert group.results() == set()
 
 
@@ -153,6 +153,6 @@ def test_a_rank_that_is_stopped_while_it_waits_is_ended_and_starts_again(
     os.replace(group.script(TRAINING), group.folder / "training.py")
     (group.folder / "hurry").touch()
     launcher = group.launch_alone(group.script(WAITING), what, str(FEW), options=(*options, "--max-restarts", "0"))
-    assert launcher.wait(timeout=LIMIT) == 0, group.said("one")
-    assert "rank one/0 starts again: is stopped" in group.said("one")
+    assert launcher.wait(timeout=LIMIT) == 0, group.output("one")
+    assert "rank one/0 starts again: is stopped" in group.output("one")
     assert wanted(FEW) in group.results()

@@ -10,7 +10,7 @@ import pytest
 from asyncpar.net.membership.world_messages import HostParked
 from asyncpar.testing.simulation import Fault
 from tests.launch.agents.safeguards import ALL, LAST, MISSING, without
-from tests.launch.agents.simulated_hosts import Committed, Decided, Heard, Leads
+from tests.launch.agents.simulated_hosts import Committed, Decided, Leads, Received
 from tests.launch.agents.simulation import Group, Run, Stuck, Unsafe, check, simulate_hosts
 from tests.soak import chosen, is_soak
 
@@ -151,7 +151,7 @@ def test_a_full_disk_under_the_votes_ends_one_agent_only() -> None:
 def test_a_group_has_one_leader_from_its_beginning_while_nothing_fails() -> None:
     run = alone()
     assert len({one.content.term for one in run.of(Leads)}) == 1
-    assert not any(isinstance(one.content.command, HostParked) for one in run.of(Heard))
+    assert not any(isinstance(one.content.command, HostParked) for one in run.of(Received))
     assert min(one.at for one in run.of(Committed)) < 1.5, "the job is opened after a second"
 
 

@@ -18,18 +18,18 @@ from asyncpar.launch.agents.host_protocol import (
     GrantLease,
     HostTick,
     LeaveHost,
+    NotifyLeader,
     OpenRendezvous,
+    PrintLine,
     RankGone,
     RankResumed,
-    RankSaid,
     RankSilent,
     RanksOver,
-    SayLine,
+    RankWrote,
     SignalRank,
     SlotCommand,
     SlotEvent,
     StartRank,
-    TellLeader,
     WriteToRank,
 )
 from asyncpar.launch.agents.job_record import (
@@ -158,19 +158,19 @@ class Host:
         return [command for command in self.last if isinstance(command, kind)]
 
     @property
-    def told(self) -> list[Any]:
-        return [command.event for command in self.of(TellLeader)]
+    def reported(self) -> list[Any]:
+        return [command.event for command in self.of(NotifyLeader)]
 
 
 def test_a_crashed_rank_starts_again_as_another_member_until_its_budget_is_gone() -> None:
     host = Host(ElasticMode.RANKS)
     assert host.of(StartRank) == [StartRank(0, "a/0/0")]
     host.gone(0, -signal.SIGKILL)
-    assert host.told == [MemberDied("a/0/0", "was killed by SIGKILL")]
+    assert host.reported == [MemberDied("a/0/0", "was killed by SIGKILL")]
     assert host.wait(0.2) == []
     assert host.wait(0.1) == [StartRank(0, "a/0/1")]
     host.gone(0, 3)
-    died, closed = host.told
+    died, closed = host.reported
     assert died == MemberDied("a/0/1", "exited with code 3")
     assert decode_end(closed.record).exit_code == 3
     host.feed(closed)
@@ -186,7 +186,7 @@ def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_befo
         host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
     host.feed(JobStopped(1, "it is over"))
     assert host.of(WriteToRank) == [WriteToRank("a/0/1", JobOver("it is over"))]
-    [closed] = host.told
+    [closed] = host.reported
     end = decode_end(closed.record)
     if is_outlived:
         assert end == JobEnd(exit_code=1, message="it is over")
@@ -195,33 +195,33 @@ def test_a_job_that_the_leader_stops_ends_for_its_reason_and_not_for_one_of_befo
         assert end.message.startswith("it is over\nrank 0 failed first: was killed by SIGKILL")
 
 
-def test_members_with_certificates_are_told_whose_each_rank_of_their_world_has_to_show() -> None:
+def test_members_with_certificates_learn_whose_each_rank_of_their_world_has_to_show() -> None:
     names = map(str, range(10))
     machine = ElasticRanks(1, record(ElasticMode.RANKS, slots=2), host="a", draw=lambda: next(names), certified=(4, 5))
     assert machine.begin(0.0) == [StartRank(0, "a/0/0@rank-4"), StartRank(1, "a/1/1@rank-5")]
-    machine.handle(RankSaid("a/1/1@rank-5", JoinWorld(Lineage(0, b""), "x")), now=0.0)
+    machine.handle(RankWrote("a/1/1@rank-5", JoinWorld(Lineage(0, b""), "x")), now=0.0)
     members = [PlacedMember(name=name, host=name[0]) for name in ("b/0/0@rank-0", "a/1/1@rank-5")]
-    told = [one for one in machine.handle(announced(0, *members), now=0.0) if isinstance(one, WriteToRank)]
-    worlds = [(one.member, one.message) for one in told if isinstance(one.message, WorldFormed)]
-    heard = [(member, world.rank, world.certified) for member, world in worlds]
-    assert heard == [("a/1/1@rank-5", 1, (0, 5))]
+    commands = [one for one in machine.handle(announced(0, *members), now=0.0) if isinstance(one, WriteToRank)]
+    worlds = [(one.member, one.message) for one in commands if isinstance(one.message, WorldFormed)]
+    received = [(member, world.rank, world.certified) for member, world in worlds]
+    assert received == [("a/1/1@rank-5", 1, (0, 5))]
 
 
 def test_a_newcomer_is_healed_by_others_and_its_leader_knows() -> None:
     host = Host(ElasticMode.RANKS)
-    asked = RankSaid("a/0/0", DonorsWanted())
+    asked = RankWrote("a/0/0", DonorsWanted())
     host.feed(asked)
     assert host.last == [WriteToRank("a/0/0", DonorsFound())]
     members = [PlacedMember(name=name, host=name[0], address=f"at {name}") for name in ("a/0/0", "b/0/0")]
     host.feed(announced(0, *members))
     host.feed(asked)
-    told = WriteToRank("a/0/0", DonorsFound((("b/0/0", "at b/0/0"),)))
-    assert host.last == [TellLeader(MemberHealing("a/0/0", "a")), told]
+    commands = WriteToRank("a/0/0", DonorsFound((("b/0/0", "at b/0/0"),)))
+    assert host.last == [NotifyLeader(MemberHealing("a/0/0", "a")), commands]
 
 
 def test_a_member_that_asks_may_commit_unless_it_is_to_end() -> None:
     host = Host(ElasticMode.RANKS)
-    asks = RankSaid("a/0/0", LeaseWanted())
+    asks = RankWrote("a/0/0", LeaseWanted())
     host.feed(asks)
     assert host.last == [GrantLease("a/0/0")]
     host.feed(MemberDismissed("a/0/0", "it did not answer"))
@@ -233,19 +233,19 @@ def test_a_spare_waits_and_steps_in_for_a_rank_that_is_lost() -> None:
     host = Host(ElasticMode.RANKS, slots=2, spares=1)
     assert host.of(StartRank) == [StartRank(0, "a/0/0"), StartRank(1, "a/1/1"), StartRank(2, "a/2/2")]
     asks = DonorsWanted()
-    assert [host.feed(RankSaid(member, asks)) != [] for member in ("a/2/2", "a/0/0", "a/1/1")] == [True, True, False]
+    assert [host.feed(RankWrote(member, asks)) != [] for member in ("a/2/2", "a/0/0", "a/1/1")] == [True, True, False]
     assert host.machine.spares == {1}
     placed = [PlacedMember(name=name, host="a", address=f"at {name}") for name in ("a/2/2", "a/0/0")]
     host.feed(announced(0, *placed))
     host.gone(0, -signal.SIGKILL)
-    assert host.told == [MemberDied("a/0/0", "was killed by SIGKILL"), MemberHealing("a/1/1", "a")]
+    assert host.reported == [MemberDied("a/0/0", "was killed by SIGKILL"), MemberHealing("a/1/1", "a")]
     assert host.of(WriteToRank)[0].member == "a/1/1"
     assert host.wait(1.0) == [StartRank(0, "a/0/3")], "it starts again, and is the spare now"
-    assert host.feed(RankSaid("a/0/3", asks)) == []
+    assert host.feed(RankWrote("a/0/3", asks)) == []
     assert host.machine.spares == {0}
     host.feed(RankSilent(2, "is stopped"))
-    assert host.told == [MemberStopped("a/2/2", "is stopped")], "the leader decides: others may have no state"
-    assert host.feed(RankResumed(2)) == [TellLeader(MemberResumed("a/2/2"))]
+    assert host.reported == [MemberStopped("a/2/2", "is stopped")], "the leader decides: others may have no state"
+    assert host.feed(RankResumed(2)) == [NotifyLeader(MemberResumed("a/2/2"))]
     host.feed(MemberDismissed("a/2/2", "is stopped"))
     assert host.of(SignalRank) == [SignalRank(2, signal.SIGKILL)]
     assert host.of(WriteToRank)[0].member == "a/0/3", "who is declared lost has no place either"
@@ -261,11 +261,11 @@ def test_ranks_of_a_host_without_a_place_wait_until_a_host_is_lost() -> None:
     host = Host(ElasticMode.RANKS)
     placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
     host.feed(announced(0, *placed))
-    assert host.feed(RankSaid("a/0/0", DonorsWanted())) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
+    assert host.feed(RankWrote("a/0/0", DonorsWanted())) == [PrintLine("rank a/0 waits: the job has all its 2 hosts")]
     assert host.machine.spares == {0}
     assert host.wait(60.0) == [], "it waits without a word"
     host.feed(announced(1, *placed[:1]))
-    assert host.told == [MemberHealing("a/0/0", "a")]
+    assert host.reported == [MemberHealing("a/0/0", "a")]
     assert host.of(WriteToRank) == [WriteToRank("a/0/0", DonorsFound((("b/0/0", "at b"),)))]
 
 
@@ -273,65 +273,65 @@ def test_ranks_of_a_host_without_a_place_ask_when_more_are_needed() -> None:
     host = Host(ElasticMode.RANKS)
     placed = [PlacedMember(name=f"{name}/0/0", host=name, address=f"at {name}") for name in "bc"]
     host.feed(announced(0, *placed))
-    host.feed(RankSaid("a/0/0", DonorsWanted()))
+    host.feed(RankWrote("a/0/0", DonorsWanted()))
     assert host.feed(WorldEnded(0, "c is lost")) == []
     host.feed(announced(1, *placed))
     assert host.feed(WorldEnded(1, "c is lost, and two hosts are needed")) == []
     host.feed(MembersWanted(1))
-    assert host.told == [MemberHealing("a/0/0", "a")]
+    assert host.reported == [MemberHealing("a/0/0", "a")]
 
 
 def test_ranks_of_a_host_without_a_place_end_well_with_the_job() -> None:
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, *(PlacedMember(name=f"{name}/0/0", host=name) for name in "bc")))
-    host.feed(RankSaid("a/0/0", DonorsWanted()))
+    host.feed(RankWrote("a/0/0", DonorsWanted()))
     host.feed(JobClosed(number=1, record=encode_record(JobEnd(exit_code=0))))
     assert host.of(WriteToRank) == [WriteToRank("a/0/0", Drained())]
     assert host.gone(0, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
-def test_who_comes_too_late_for_the_last_place_says_so_once_and_stays() -> None:
+def test_a_rank_that_comes_too_late_for_the_last_place_reports_so_once_and_stays() -> None:
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
-    host.feed(RankSaid("a/0/0", DonorsWanted()))
+    host.feed(RankWrote("a/0/0", DonorsWanted()))
     waits = MemberWaits("a/0/0", "the job has all its 2 hosts")
-    assert host.feed(waits) == [SayLine("rank a/0 waits: the job has all its 2 hosts")]
+    assert host.feed(waits) == [PrintLine("rank a/0 waits: the job has all its 2 hosts")]
     assert host.feed(waits) == []
     restarted = Host(ElasticMode.RESTART)
-    waits = MemberWaits(restarted.told[0].member, "the job has all its 2 hosts")
-    assert restarted.feed(waits) == [SayLine("this host waits: the job has all its 2 hosts")]
+    waits = MemberWaits(restarted.reported[0].member, "the job has all its 2 hosts")
+    assert restarted.feed(waits) == [PrintLine("this host waits: the job has all its 2 hosts")]
 
 
 def test_a_spare_that_withdraws_is_answered_at_once_and_keeps_its_place() -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
     asks = DonorsWanted()
-    assert host.feed(RankSaid("a/1/1", asks)) != []
-    assert host.feed(RankSaid("a/0/0", asks)) == []
-    assert host.feed(RankSaid("a/1/1", asks)) != []
+    assert host.feed(RankWrote("a/1/1", asks)) != []
+    assert host.feed(RankWrote("a/0/0", asks)) == []
+    assert host.feed(RankWrote("a/1/1", asks)) != []
 
 
 @pytest.mark.parametrize("asks_later", [False, True])
 def test_a_spare_ends_well_with_the_job(asks_later: bool) -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
     asks = DonorsWanted()
-    host.feed(RankSaid("a/0/0", asks))
+    host.feed(RankWrote("a/0/0", asks))
     if not asks_later:
-        assert host.feed(RankSaid("a/1/1", asks)) == []
+        assert host.feed(RankWrote("a/1/1", asks)) == []
     host.gone(0, 0)
-    left, closed = host.told
+    left, closed = host.reported
     assert (left, decode_end(closed.record)) == (MemberLeft("a/0/0"), JobEnd(exit_code=0))
-    told = host.feed(closed)
+    commands = host.feed(closed)
     if asks_later:
-        told = host.feed(RankSaid("a/1/1", asks))
-    assert told == [WriteToRank("a/1/1", Drained())]
+        commands = host.feed(RankWrote("a/1/1", asks))
+    assert commands == [WriteToRank("a/1/1", Drained())]
     assert host.gone(1, 0)[-1] == RanksOver(JobEnd(exit_code=0))
 
 
 def test_spares_of_a_host_that_leaves_take_no_place() -> None:
     host = Host(ElasticMode.RANKS, slots=1, spares=1)
     for member in ("a/0/0", "a/1/1"):
-        host.feed(RankSaid(member, DonorsWanted()))
-    host.feed(RankSaid("a/0/0", JoinWorld(Lineage(0, b""), "x")))
+        host.feed(RankWrote(member, DonorsWanted()))
+    host.feed(RankWrote("a/0/0", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
     host.feed(LeaveHost(10.0, "got SIGTERM"))
     assert host.of(SignalRank) == [SignalRank(1, signal.SIGTERM)]
@@ -344,7 +344,7 @@ def test_where_others_go_on_a_slot_that_may_not_start_again_stays_empty() -> Non
     host = Host(ElasticMode.RANKS, restarts=0)
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
     host.gone(0, 1)
-    assert host.told == [MemberDied("a/0/0", "exited with code 1")]
+    assert host.reported == [MemberDied("a/0/0", "exited with code 1")]
     assert host.wait(60.0) == []
 
 
@@ -375,7 +375,7 @@ def test_a_rank_that_is_declared_lost_is_ended_and_its_end_is_no_crash() -> None
 def test_a_rank_that_ends_well_completes_the_job_and_the_others_are_left_alone() -> None:
     host = Host(ElasticMode.RANKS, slots=2)
     host.gone(0, 0)
-    left, closed = host.told
+    left, closed = host.reported
     assert left == MemberLeft("a/0/0")
     assert decode_end(closed.record) == JobEnd(exit_code=0)
     assert host.feed(closed) == []
@@ -386,17 +386,17 @@ def test_a_rank_that_ends_well_completes_the_job_and_the_others_are_left_alone()
 def test_a_rank_that_is_being_healed_when_the_job_is_complete_ends_well(*, asks_first: bool) -> None:
     host = Host(ElasticMode.RANKS, slots=2)
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
-    host.feed(RankSaid("a/1/1", DonorsWanted()))
+    host.feed(RankWrote("a/1/1", DonorsWanted()))
     found = host.of(WriteToRank)[-1].message
     assert isinstance(found, DonorsFound)
-    assert found.donors, "it is told from whom it can have the state"
+    assert found.donors, "it learns who can send the state"
     complete = JobClosed(number=1, record=encode_record(JobEnd(exit_code=0)))
     if asks_first:
-        host.feed(RankSaid("a/1/1", DonorsWanted()))
+        host.feed(RankWrote("a/1/1", DonorsWanted()))
         host.feed(complete)
     else:
         host.feed(complete)
-        host.feed(RankSaid("a/1/1", DonorsWanted()))  # those who could have given it are gone
+        host.feed(RankWrote("a/1/1", DonorsWanted()))  # those who could have given it are gone
         assert host.of(WriteToRank) == [WriteToRank("a/1/1", Drained())]
     assert host.feed(MemberDismissed("a/1/1", "all members are lost")) == [WriteToRank("a/1/1", Drained())]
     host.gone(0, 0)
@@ -405,13 +405,13 @@ def test_a_rank_that_is_being_healed_when_the_job_is_complete_ends_well(*, asks_
 
 def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> None:
     host = Host(ElasticMode.RANKS)
-    host.feed(RankSaid("a/0/0", JoinWorld(Lineage(0, b""), "x")))
+    host.feed(RankWrote("a/0/0", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a")))
     world = host.of(WriteToRank)[0].message
     assert isinstance(world, WorldFormed)
     assert world.rank == 0
     host.feed(LeaveHost(10.0, "got SIGTERM"))
-    assert host.told == [HostDraining("a")]
+    assert host.reported == [HostDraining("a")]
     host.wait(10.0)
     assert host.of(SignalRank) == [SignalRank(0, signal.SIGTERM)]
     host.wait(5.0)
@@ -422,27 +422,27 @@ def test_a_host_that_leaves_drains_its_ranks_and_ends_them_when_time_is_up() -> 
 def in_world_of_two(**settings: Any) -> Host:
     """A host whose rank trains with one of another host."""
     host = Host(ElasticMode.RANKS, **settings)
-    host.feed(RankSaid("a/0/0", JoinWorld(Lineage(0, b""), "x")))
+    host.feed(RankWrote("a/0/0", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name="a/0/0", host="a"), PlacedMember(name="b/0/0", host="b")))
     return host
 
 
 def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_a_step_and_starts_again() -> None:
     host = in_world_of_two(restarts=0)
-    host.feed(RankSaid("a/0/0", LeaveWanted()))
-    assert host.told == [MemberDraining("a/0/0")]
+    host.feed(RankWrote("a/0/0", LeaveWanted()))
+    assert host.reported == [MemberDraining("a/0/0")]
     assert host.of(SignalRank) == []
     host.feed(MemberDismissed("a/0/0", "drained", is_drained=True))
     assert host.of(WriteToRank) == [WriteToRank("a/0/0", Drained())]
     host.gone(0, 0)
-    assert host.told == [MemberLeft("a/0/0")], "the job is not complete"
+    assert host.reported == [MemberLeft("a/0/0")], "the job is not complete"
     assert host.wait(0.0) == [StartRank(0, "a/0/1")]
     assert host.machine.restarts == {0: 0}
 
 
 def test_a_rank_that_gets_sigterm_does_not_start_again_where_its_host_leaves() -> None:
     host = in_world_of_two()
-    host.feed(RankSaid("a/0/0", LeaveWanted()))
+    host.feed(RankWrote("a/0/0", LeaveWanted()))
     host.feed(LeaveHost(10.0, "got SIGTERM"))
     host.feed(MemberDismissed("a/0/0", "drained", is_drained=True))
     assert host.gone(0, 0)[-1] == RanksOver(None)
@@ -450,9 +450,9 @@ def test_a_rank_that_gets_sigterm_does_not_start_again_where_its_host_leaves() -
 
 def test_a_rank_that_asked_to_leave_and_comes_to_its_end_completes_the_job() -> None:
     host = in_world_of_two()
-    host.feed(RankSaid("a/0/0", LeaveWanted()))
+    host.feed(RankWrote("a/0/0", LeaveWanted()))
     host.gone(0, 0)
-    left, closed = host.told
+    left, closed = host.reported
     assert (left, decode_end(closed.record)) == (MemberLeft("a/0/0"), JobEnd(exit_code=0))
 
 
@@ -474,24 +474,24 @@ def end_of_time(host: Host) -> None:
 def test_a_rank_that_gets_sigterm_ends_at_once_where_it_cannot_hand_over(happens: Callable[[Host], Any]) -> None:
     host = in_world_of_two()
     happens(host)
-    host.feed(RankSaid("a/0/0", LeaveWanted()))
+    host.feed(RankWrote("a/0/0", LeaveWanted()))
     assert host.last == [WriteToRank("a/0/0", LeaveRefused())]
 
 
 def test_a_rank_that_gets_sigterm_before_its_first_world_ends_at_once() -> None:
     host = Host(ElasticMode.RANKS)
-    assert host.feed(RankSaid("a/0/0", LeaveWanted())) == [WriteToRank("a/0/0", LeaveRefused())]
+    assert host.feed(RankWrote("a/0/0", LeaveWanted())) == [WriteToRank("a/0/0", LeaveRefused())]
 
 
 def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
     host = Host(ElasticMode.RESTART, slots=2)
-    arrived = host.told[0]
+    arrived = host.reported[0]
     assert isinstance(arrived, MemberArrived)
     own = PlacedMember(name=arrived.member, host="a", address=arrived.address)
     other = PlacedMember(name="b/all/0", host="b", address='{"slots": 1, "rendezvous": "b:1"}')
     host.feed(announced(3, own, other))
     assert host.of(OpenRendezvous) == [OpenRendezvous(3, 3)]
-    assert host.told == [MemberReady(own.name, 3, "7")]
+    assert host.reported == [MemberReady(own.name, 3, "7")]
     host.feed(WorldStarted(3, ("7", "")))
     places = [start.place for start in host.of(StartRank)]
     assert [(place.rank, place.world_size, place.group_rank) for place in places] == [(0, 3, 0), (1, 3, 0)]
@@ -499,14 +499,14 @@ def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
     assert host.of(SignalRank) == [SignalRank(slot, signal.SIGTERM) for slot in (0, 1)]
     host.gone(0, -signal.SIGTERM)
     host.gone(1, -signal.SIGTERM)
-    [reported] = host.told
+    [reported] = host.reported
     assert isinstance(reported, MemberReported)
     assert (reported.report.lineage, reported.why) == (Lineage(4, b""), "b is lost")
 
 
-def test_ranks_that_start_with_each_world_are_told_whose_certificates_its_ranks_have() -> None:
+def test_ranks_that_start_with_each_world_learn_whose_certificates_its_ranks_have() -> None:
     host = Host(ElasticMode.RESTART, slots=2, certified=(8, 9))
-    arrived = host.told[0]
+    arrived = host.reported[0]
     other = PlacedMember(
         name="b/all/0", host="b", address='{"slots":1,"rendezvous":"b:2","certified":[5],"role":"agent-2"}'
     )
@@ -531,7 +531,7 @@ def test_ranks_that_start_with_each_world_are_told_whose_certificates_its_ranks_
 
 def test_a_failed_rank_ends_the_others_of_its_host_and_says_why() -> None:
     host = Host(ElasticMode.RESTART, slots=2)
-    own = PlacedMember(name=host.told[0].member, host="a", address=host.told[0].address)
+    own = PlacedMember(name=host.reported[0].member, host="a", address=host.reported[0].address)
     for generation, expected in ((0, MemberReported), (1, JobClosed)):
         host.feed(announced(generation, own))
         host.feed(WorldStarted(generation, ("7",)))
@@ -539,7 +539,7 @@ def test_a_failed_rank_ends_the_others_of_its_host_and_says_why() -> None:
         host.wait(1.0)
         assert host.of(SignalRank) == [SignalRank(0, signal.SIGTERM)]
         host.gone(0, -signal.SIGTERM)
-        assert isinstance(host.told[-1], expected)
+        assert isinstance(host.reported[-1], expected)
 
 
 def test_restarts_within_the_window_count_and_waits_grow() -> None:
@@ -596,22 +596,22 @@ def test_options_that_cannot_be_are_named() -> None:
 def test_members_of_a_parked_host_are_in_no_world_until_there_is_a_quorum() -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
-    host.feed(RankSaid(member, JoinWorld(Lineage(0, b""), "x")))
+    host.feed(RankWrote(member, JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
     revoked = WorldOver(0, "no quorum", is_planned=False)
     assert host.feed(HostParked("no quorum")) == [WriteToRank(member, revoked)]
     held: list[SlotEvent] = [announced(1, PlacedMember(name=member, host="a")), WorldEnded(1, "so"), ChangePending(1)]
     assert [host.feed(event) for event in held] == [[], [], []], "revoked at once, it would be followed by another"
-    said = host.feed(HostParked(""))
-    kinds = [type(command.message) for command in said if isinstance(command, WriteToRank)]
+    commands = host.feed(HostParked(""))
+    kinds = [type(command.message) for command in commands if isinstance(command, WriteToRank)]
     assert kinds == [WorldFormed, WorldOver, ChangeWaits], "it goes on with what was announced meanwhile"
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
-def test_ranks_are_told_whether_their_world_ends_by_plan(is_planned: bool) -> None:
+def test_ranks_learn_whether_their_world_ends_by_plan(is_planned: bool) -> None:
     host = Host(ElasticMode.RANKS)
     member = "a/0/0"
-    host.feed(RankSaid(member, JoinWorld(Lineage(0, b""), "x")))
+    host.feed(RankWrote(member, JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, PlacedMember(name=member, host="a")))
     revoked = WorldOver(0, "so", is_planned)
     assert host.feed(WorldEnded(0, "so", is_planned=is_planned)) == [WriteToRank(member, revoked)]
@@ -620,14 +620,14 @@ def test_ranks_are_told_whether_their_world_ends_by_plan(is_planned: bool) -> No
 def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -> None:
     address = '{"slots": 2, "rendezvous": "a:1"}'
     started = Host(ElasticMode.RESTART, slots=2)
-    member = next(one.event.member for one in started.last if isinstance(one, TellLeader))  # type: ignore[union-attr]
+    member = next(one.event.member for one in started.last if isinstance(one, NotifyLeader))  # type: ignore[union-attr]
     started.feed(announced(0, PlacedMember(name=member, host="a", address=address)))
     started.feed(WorldStarted(0, ("7",)))
     assert started.feed(HostParked("no quorum")) == [SignalRank(slot, signal.SIGSTOP) for slot in (0, 1)]
     assert started.feed(RankSilent(0, "is stopped")) == []
     ended = started.feed(WorldEnded(0, "it was replaced"))
     numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
-    assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process hears nothing"
+    assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process receives nothing"
     assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]
 
 
@@ -636,12 +636,12 @@ def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever
     host = Host(ElasticMode.RANKS, restarts=3)
     others = PlacedMember(name="b/0/0", host="b")
     host.feed(announced(0, others))
-    host.feed(RankSaid("a/0/0", NotAdmitted("its step 4 differs")))
-    assert host.last == [SayLine("rank a/0 is not admitted: its step 4 differs")]
+    host.feed(RankWrote("a/0/0", NotAdmitted("its step 4 differs")))
+    assert host.last == [PrintLine("rank a/0 is not admitted: its step 4 differs")]
     host.gone(0, 1)
-    assert host.of(SayLine) == [SayLine("rank a/0 exited with code 1; it starts again in 0.25 s (restart 1 of 3)")]
+    assert host.of(PrintLine) == [PrintLine("rank a/0 exited with code 1; it starts again in 0.25 s (restart 1 of 3)")]
     assert host.wait(0.25) == [StartRank(0, "a/0/1")]
-    host.feed(RankSaid("a/0/1", NotAdmitted("its step 9 differs")))
+    host.feed(RankWrote("a/0/1", NotAdmitted("its step 9 differs")))
     assert host.last == []
     assert isinstance(host.machine, ElasticRanks)
     assert host.machine.refusals == {0: "its step 9 differs"}
@@ -653,7 +653,7 @@ def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever
     host.gone(0, -signal.SIGKILL)
     assert host.of(StartRank) == []
     assert host.wait(1.0) == [StartRank(0, "a/0/3")]
-    host.feed(RankSaid("a/0/3", JoinWorld(Lineage(0, b""), "x")))
+    host.feed(RankWrote("a/0/3", JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(1, others, PlacedMember(name="a/0/3", host="a")))
     assert host.machine.refusals == {}
 
@@ -663,7 +663,7 @@ def test_a_newcomer_of_a_parked_host_waits_for_the_quorum_before_it_is_named_don
     host = Host(ElasticMode.RANKS)
     host.feed(announced(0, PlacedMember(name="b/0/0", host="b", address="at b")))
     host.feed(HostParked("no quorum"))
-    assert host.feed(RankSaid("a/0/0", DonorsWanted())) == []
+    assert host.feed(RankWrote("a/0/0", DonorsWanted())) == []
     host.feed(announced(1, PlacedMember(name="c/0/0", host="c", address="at c")))
     assert host.of(WriteToRank) == []
     host.feed(HostParked(""))
@@ -673,22 +673,22 @@ def test_a_newcomer_of_a_parked_host_waits_for_the_quorum_before_it_is_named_don
 def test_a_rank_that_ends_with_an_exception_outside_its_steps_is_lost_and_not_done() -> None:
     """Ranks that are done are not replaced: a job all of whose ranks crashed would never end."""
     host = Host(ElasticMode.RANKS)
-    host.feed(RankSaid("a/0/0", LeaveJob(None, "ProtocolError: it came twice")))
-    assert host.told == [MemberDied("a/0/0", "ended with ProtocolError: it came twice")]
-    host.feed(RankSaid("a/0/0", LeaveJob(4, "ValueError: 4")))
-    assert host.told == [MemberFailed("a/0/0", 4, "ValueError: 4")]
-    host.feed(RankSaid("a/0/0", LeaveJob()))
-    assert host.told == [MemberLeft("a/0/0")]
+    host.feed(RankWrote("a/0/0", LeaveJob(None, "ProtocolError: it came twice")))
+    assert host.reported == [MemberDied("a/0/0", "ended with ProtocolError: it came twice")]
+    host.feed(RankWrote("a/0/0", LeaveJob(4, "ValueError: 4")))
+    assert host.reported == [MemberFailed("a/0/0", 4, "ValueError: 4")]
+    host.feed(RankWrote("a/0/0", LeaveJob()))
+    assert host.reported == [MemberLeft("a/0/0")]
 
 
 def test_a_member_that_the_others_have_gone_on_without_is_ended_although_nobody_has_dismissed_it() -> None:
     host = Host(ElasticMode.RANKS, slots=2)
     placed = [PlacedMember(name=name, host="a") for name in ("a/0/0", "a/1/1")]
     for member in ("a/0/0", "a/1/1"):
-        host.feed(RankSaid(member, JoinWorld(Lineage(0, b""), "x")))
+        host.feed(RankWrote(member, JoinWorld(Lineage(0, b""), "x")))
     host.feed(announced(0, *placed))
-    host.feed(RankSaid("a/1/1", LeaveJob()))
-    said = host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
-    assert [one for one in said if isinstance(one, SignalRank)] == [SignalRank(0, signal.SIGKILL)], (
+    host.feed(RankWrote("a/1/1", LeaveJob()))
+    commands = host.feed(announced(1, PlacedMember(name="b/0/0", host="b")))
+    assert [one for one in commands if isinstance(one, SignalRank)] == [SignalRank(0, signal.SIGKILL)], (
         "the other one is done"
     )

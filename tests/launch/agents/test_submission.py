@@ -33,7 +33,7 @@ def test_an_agent_that_comes_late_is_waited_for() -> None:
     assert late.calls == 300
 
 
-def test_an_agent_that_never_comes_is_told_after_the_time() -> None:
+def test_an_agent_that_never_comes_is_reported_after_the_time() -> None:
     with pytest.raises(NoAgent):
         ap.testing.run_virtual(find_group(cast("ControlClient", LateAgent(10**9)), patience=60.0))
 

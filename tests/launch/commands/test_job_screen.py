@@ -35,8 +35,10 @@ def test_every_line_fits_and_so_do_all(ranks: int) -> None:
 
 def test_forty_columns_and_ten_lines_show_culprit_place_and_who_waits() -> None:
     screen = fit_job(hanging(64, 41), columns=40, lines=10)
-    told = " ".join(line.strip() for line in screen.troubles)
-    assert told.startswith("ranks 0-40, 42-63 wait for rank 41 (a), which is in user code at train.py:9; all_reduce #4")
+    troubles = " ".join(line.strip() for line in screen.troubles)
+    assert troubles.startswith(
+        "ranks 0-40, 42-63 wait for rank 41 (a), which is in user code at train.py:9; all_reduce #4"
+    )
     assert screen.ranks[0].split()[0] == "rank"
     assert "41" in [line.split()[0] for line in screen.ranks[1:]]
     assert screen.notes == [f"... and {64 - len(screen.ranks) + 1} more ranks"]
@@ -60,12 +62,12 @@ def test_ranks_that_hold_the_job_up_are_not_left_out() -> None:
     assert len(screen.ranks[1:]) + int(screen.notes[0].split()[2]) == 100
 
 
-def test_a_launcher_that_does_not_answer_is_told_first() -> None:
+def test_a_launcher_that_does_not_answer_is_reported_first() -> None:
     screen = fit_job(hanging(2, 1), columns=80, lines=24, unanswered="the launcher of the job does not answer")
     assert screen.troubles[0] == "the launcher of the job does not answer"
     assert screen.notes == [HINT]
 
 
-def test_a_rank_that_told_nothing_has_its_line() -> None:
+def test_a_rank_that_reported_nothing_has_its_line() -> None:
     screen = fit_job(job(RankReport(rank=0, host="a", pid=1)), columns=40, lines=10)
     assert screen.ranks[1].split() == ["0", "a", "1", "running"]

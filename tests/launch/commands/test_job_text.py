@@ -44,7 +44,7 @@ def job(*reports: RankReport) -> JobSummary:
     )
 
 
-def test_nothing_is_said_of_a_job_that_is_well() -> None:
+def test_nothing_is_reported_of_a_job_that_is_well() -> None:
     lines = show_job(job(report(0), report(1))).splitlines()
     assert lines[0] == "job train: running for 20 s, 2 ranks on 1 host"
     assert lines[2].split() == ["rank", "host", "pid", "state", "for", "what", "at"]
@@ -70,19 +70,19 @@ def test_the_last_reasons_why_ranks_began_again_are_listed_the_newest_first() ->
     ]
 
 
-def test_the_address_of_the_page_is_said_or_how_to_get_one() -> None:
+def test_the_address_of_the_page_is_shown_or_how_to_get_one() -> None:
     with_page = msgspec.structs.replace(job(report(0)), dashboard="http://127.0.0.1:8787/#secret")
     assert name_dashboard(with_page) == "dashboard: http://127.0.0.1:8787/#secret"
     assert name_dashboard(job(report(0))).startswith("no dashboard (`asyncpar launch --dashboard` has one;")
 
 
-def test_where_a_page_of_others_may_be_it_is_said() -> None:
+def test_the_place_where_others_may_have_a_page_is_named() -> None:
     other_host = name_dashboard(job(report(0)), is_whole=False)
     assert other_host == "no dashboard here (`asyncpar status` on the first host says where that of the whole job is)"
     assert name_dashboard(job(), is_agent=True).startswith("no dashboard here (`asyncpar agent --dashboard` has one")
 
 
-def test_a_rank_that_has_told_nothing_and_one_that_has_ended() -> None:
+def test_a_rank_that_has_reported_nothing_and_one_that_has_ended() -> None:
     silent = RankReport(rank=0, host="a", pid=1)
     ended = msgspec.structs.replace(report(1), condition="ended", ending="was killed by SIGKILL")
     lines = show_job(job(silent, ended)).splitlines()

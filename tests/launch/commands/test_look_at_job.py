@@ -85,11 +85,11 @@ def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None
         assert "all_reduce #" in text
         assert "job.py:" in text
         stacks = launcher.look("stacks", "--json")
-        told = json.loads(stacks.stdout)
-        assert sorted(told["ranks"]) == ["0", "1", "2"]
-        assert told["silent"] == {}
-        assert told["ranks"]["2"]["text"].startswith("it is stopped (SIGSTOP, or a debugger); ")
-        assert any("which needs rank 2 at job.py:" in chain for chain in told["chains"])
+        answer = json.loads(stacks.stdout)
+        assert sorted(answer["ranks"]) == ["0", "1", "2"]
+        assert answer["silent"] == {}
+        assert answer["ranks"]["2"]["text"].startswith("it is stopped (SIGSTOP, or a debugger); ")
+        assert any("which needs rank 2 at job.py:" in chain for chain in answer["chains"])
         logs = launcher.look("logs", "-r", "1,2", "--json")
         assert json.loads(logs.stdout) == {"1": ["step 20 of rank 1"], "2": ["step 20 of rank 2"]}
         assert "has no rank 9" in launcher.look("logs", "-r", "9").stderr
@@ -126,7 +126,7 @@ HOLD = """
 
 
 @pytest.mark.soak
-def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher: Any) -> None:
+def test_a_rank_that_is_in_c_with_the_interpreter_lock_reports_its_stack(launcher: Any) -> None:
     process = launcher.start(
         "--nproc-per-node", "2", "--rdzv-id", "look", launcher.script(HOLD), env={"XDG_RUNTIME_DIR": ""}
     )
@@ -143,7 +143,7 @@ def test_a_rank_that_is_in_c_with_the_interpreter_lock_tells_its_stack(launcher:
     launcher.finish(process)
 
 
-def test_no_job_and_wrong_arguments_are_said_in_a_line(launcher: Any) -> None:
+def test_no_job_and_wrong_arguments_are_reported_in_a_line(launcher: Any) -> None:
     for arguments, code, words in (
         (("stacks",), 1, "no job of yours runs on this host"),
         (("status", "absent"), 1, "none of yours here is called 'absent'"),

@@ -124,9 +124,9 @@ async def test_what_matters_fits_a_small_terminal_that_grows_and_q_leaves(
         for frame in terminal.frames:
             assert len(frame) <= 10
             assert max(map(len, frame)) <= 40
-        told = " ".join(line.strip() for line in terminal.frames[-1])
-        assert "wait for rank 7 (a), which is in user code at train.py:9" in told
-        assert re.search(r"\.\.\. and \d+ more ranks", told)
+        troubles = " ".join(line.strip() for line in terminal.frames[-1])
+        assert "wait for rank 7 (a), which is in user code at train.py:9" in troubles
+        assert re.search(r"\.\.\. and \d+ more ranks", troubles)
         terminal.resize(100, 30)
         await terminal.read_until(lambda: any("q: leave" in frame for frame in terminal.frames))
         full = next(frame for frame in terminal.frames if "q: leave" in frame)
@@ -147,21 +147,21 @@ async def test_signals_leave_the_terminal_as_it_was(
         await terminal.ends_with(code)
 
 
-async def test_a_launcher_that_does_not_answer_is_told_and_the_end_of_the_job_ends_it(
+async def test_a_launcher_that_does_not_answer_is_reported_and_the_end_of_the_job_ends_it(
     launcher: Launcher, terminal: Terminal
 ) -> None:
-    def newest_says(what: str) -> bool:
+    def newest_shows(what: str) -> bool:
         return bool(terminal.frames) and what in terminal.frames[-1][1]
 
     terminal.resize(100, 30)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(launcher.answering())
         terminal.start(launcher)
-        await terminal.read_until(lambda: newest_says("wait for rank 7"))
+        await terminal.read_until(lambda: newest_shows("wait for rank 7"))
         await stack.aclose()
-        await terminal.read_until(lambda: newest_says("the launcher of the job at"))
+        await terminal.read_until(lambda: newest_shows("the launcher of the job at"))
         assert any("wait for rank 7" in line for line in terminal.frames[-1])
     async with launcher.answering():
-        await terminal.read_until(lambda: newest_says("wait for rank 7"))
+        await terminal.read_until(lambda: newest_shows("wait for rank 7"))
     remove_job_directory(launcher.entry)
     await terminal.ends_with(0)

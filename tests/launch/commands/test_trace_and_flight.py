@@ -87,7 +87,7 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("trace", "nothing-runs"), "asyncpar trace: "),
         (("trace", "--seconds", "-1"), "--seconds: expected up to 600, got -1"),
@@ -96,8 +96,8 @@ def test_a_job_that_hangs_is_traced_dumped_and_explained(launcher: Any, tmp_path
         (("flight", "explain", "no-such-folder"), "no-such-folder: expected a folder of dumps"),
     ],
 )
-def test_a_wrong_call_gets_a_clear_word(launcher: Any, arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_call_gets_a_clear_word(launcher: Any, arguments: tuple[str, ...], message: str) -> None:
     done = launcher.look(*arguments)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

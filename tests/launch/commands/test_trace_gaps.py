@@ -21,7 +21,7 @@ def test_a_whole_trace_lacks_nothing() -> None:
     assert trace.describe_gaps(images, make_timeline(images), 5.0) == []
 
 
-def test_lost_events_arrows_and_an_early_end_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_arrows_and_an_early_end_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_MOST_EVENTS", 3)
     images = exchanged((0, 1.0, 1, 1.2), (0, 2.0, 1, 4.5))
     images[1] = replace(images[1], lost=12345)
@@ -34,7 +34,7 @@ def test_lost_events_arrows_and_an_early_end_are_said(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("here", ["host of rank 1", "elsewhere"])
-def test_a_recording_begins_with_its_first_look_on_every_clock(here: str) -> None:
+def test_a_recording_begins_with_its_first_request_on_every_clock(here: str) -> None:
     images = exchanged((0, 1.0, 1, 6.001), (1, 6.5, 0, 1.503), (0, 9.0, 1, 14.001))  # rank 1 is 5 s ahead
     first = {rank: replace(image, events=image.events[:2]) for rank, image in images.items()}
     recording = trace.Recording(started=8.0, wall=3.0, first=first, images=images)

@@ -26,13 +26,13 @@ PROGRAM = Path(__file__).with_name("telling_rank.py")
 pytestmark = test_pods.pytestmark
 
 
-def told_in(output: str) -> list[dict[str, Any]]:
+def reports_in(output: str) -> list[dict[str, Any]]:
     return [json.loads(found) for found in re.findall(r"\{.*\}", output)]
 
 
 @pytest.fixture(scope="module")
 def ended() -> Iterator[list[tuple[int, str]]]:
-    """Two pods, whose names come late, and whose ranks have told what they see."""
+    """Two pods, whose names come late, and whose ranks have reported what they see."""
     with pods_of("tell", program=PROGRAM, names_after=None) as pods:
         assert [pod.spec.host_name for pod in pods] == ["train-ranks-0-0", "train-ranks-0-1"]
         make_names_known(pods, waits_for="train-ranks-0-0.train")
@@ -42,7 +42,7 @@ def ended() -> Iterator[list[tuple[int, str]]]:
 def test_ranks_of_pods_know_their_places_and_count_without_gaps(ended: list[tuple[int, str]]) -> None:
     assert [code for code, _ in ended] == [0, 0], ended
     for pod, (_, output) in enumerate(ended):
-        seen = sorted(told_in(output), key=lambda one: one["rank"])
+        seen = sorted(reports_in(output), key=lambda one: one["rank"])
         assert [one["rank"] for one in seen] == [2 * pod, 2 * pod + 1]
         for local, one in enumerate(seen):
             assert (one["RANK"], one["WORLD_SIZE"], one["size"], one["sum"]) == (2 * pod + local, 4, 4, 6)
@@ -61,13 +61,13 @@ def test_what_ranks_print_and_their_progress_is_in_the_log_of_their_pod(ended: l
 
 def test_ranks_of_pods_find_the_secret_in_a_file_of_theirs_only(ended: list[tuple[int, str]]) -> None:
     for _, output in ended:
-        for one in told_in(output):
+        for one in reports_in(output):
             assert (one["secret"]["file_mode"], one["secret"]["is_shown"]) == (0o600, False)
             assert one["secret"]["length"] >= 32
 
 
 @pytest.mark.parametrize("ranks", first(1, [1, 2]))
-def test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause(ranks: int) -> None:
+def test_all_pods_end_when_a_rank_fails_and_the_first_reports_the_cause(ranks: int) -> None:
     with pods_of("fail", program=PROGRAM, ranks=ranks, names_after=0.1) as pods:
         ended = finish(pods, timeout=LIMIT)
     assert all(code != 0 for code, _ in ended), ended
@@ -83,8 +83,8 @@ def test_two_jobs_of_pods_do_not_meet() -> None:
         ]
         ended = [finish(pods, timeout=LIMIT) for pods in jobs]
     for name, pods in zip(("one", "other"), ended, strict=True):
-        told = [one for _, output in pods for one in told_in(output)]
-        assert [(one["job"], one["size"], one["sum"]) for one in told] == [(name, 4, 6)] * 4, pods
+        reports = [one for _, output in pods for one in reports_in(output)]
+        assert [(one["job"], one["size"], one["sum"]) for one in reports] == [(name, 4, 6)] * 4, pods
 
 
 @pytest.mark.soak
@@ -92,7 +92,7 @@ def test_ranks_of_an_indexed_job_start_again_in_their_pods() -> None:
     with pods_of("fail_once", program=PROGRAM, is_jobset=False, max_restarts=1, names_after=0.1) as pods:
         ended = finish(pods, timeout=LIMIT)
     assert [code for code, _ in ended] == [0, 0], ended
-    assert [told_in(output) for _, output in ended] == [[{"attempt": 1}] * 2] * 2
+    assert [reports_in(output) for _, output in ended] == [[{"attempt": 1}] * 2] * 2
 
 
 BEHAVIOURS = {
@@ -106,7 +106,7 @@ BEHAVIOURS = {
         test_ranks_of_pods_know_their_places_and_count_without_gaps
     ),
     "test_the_first_failure_comes_first_with_its_cause": (
-        test_all_pods_end_when_a_rank_fails_and_the_first_tells_the_cause
+        test_all_pods_end_when_a_rank_fails_and_the_first_reports_the_cause
     ),
     "test_cancelling_ends_all_ranks_before_it_returns": (
         test_pods.test_when_pods_are_asked_to_end_all_ranks_write_their_checkpoints

@@ -122,9 +122,9 @@ async def test_a_controller_that_is_away_for_a_while_does_not_end_the_wait(slurm
     assert (await job.wait(every=0.01)).exit_code == 0
 
 
-async def test_a_job_that_slurm_has_forgotten_is_told(slurm: FakeSlurm) -> None:
+async def test_a_job_that_slurm_has_forgotten_is_reported(slurm: FakeSlurm) -> None:
     slurm.program("scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
-    with pytest.raises(LaunchError, match=r"^Slurm does not tell of job 77: .*Invalid job id"):
+    with pytest.raises(LaunchError, match=r"^Slurm does not report job 77: .*Invalid job id"):
         await QueuedJob("77", "", Path("out")).wait()
 
 
@@ -145,13 +145,13 @@ async def test_a_submission_that_is_cancelled_leaves_no_job(slurm: FakeSlurm, tm
     assert slurm.calls[-1] == "scancel 77"
 
 
-async def test_where_there_is_no_sbatch_it_is_told(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_sbatch_is_reported(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
     with pytest.raises(UsageError, match="sbatch: it is not in PATH"):
         await ap.slurm.submit("train.py")
 
 
-async def test_a_job_that_is_refused_is_told_in_the_words_of_sbatch(slurm: FakeSlurm) -> None:
+async def test_a_job_that_is_refused_is_reported_in_the_words_of_sbatch(slurm: FakeSlurm) -> None:
     slurm.program("sbatch", 'echo "error: Unable to contact slurm controller" >&2; echo "failed" >&2; exit 1')
     words = r"error: Unable to contact slurm controller; failed$"
     with pytest.raises(LaunchError, match=rf"could not run here \(queue_anyway lets it wait\): {words}"):
@@ -202,7 +202,7 @@ def test_every_option_changes_the_script(slurm: FakeSlurm) -> None:
         assert usual != other, name
 
 
-def test_a_program_that_is_not_there_is_told(slurm: FakeSlurm) -> None:
+def test_a_program_that_is_not_there_is_reported(slurm: FakeSlurm) -> None:
     with pytest.raises(UsageError, match=r"^program: other.py is no file"):
         describe_job("other.py", ())
     assert describe_job("package.train", (), module=True).name == "package"

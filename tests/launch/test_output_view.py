@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from asyncpar.dashboard.log_tail import MOST_LINES, LogTail
-from asyncpar.launch.output_look import MOST_FOLLOWED, OutputFollower, read_output
+from asyncpar.launch.output_view import MOST_FOLLOWED, OutputFollower, read_output
 from asyncpar.launch.rank_output import TAIL_BYTES, RecentOutput
 from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport
 

@@ -1,4 +1,4 @@
-"""Looks at the last run of a job's pipeline: which ranks are asked, and what those that do not answer leave out."""
+"""Views of the last run of a job's pipeline: which ranks are asked, and what those that do not answer leave out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from asyncpar.launch.pipeline_look import look_at_pipeline
+from asyncpar.launch.page_views import view_pipeline
 from asyncpar.observe.pipeline_runs import PipelineSummary
 from asyncpar.observe.summary import JobSummary, RankAnswer, pack
 from asyncpar.testing.jobs import SyntheticJob, record_pipeline
 
 
 class Stages:
-    """A job in which the ranks that are ``told`` answer; the others do not, or have no pipeline."""
+    """A job in which the ranks of ``reports`` answer; the others do not, or have no pipeline."""
 
-    def __init__(self, told: Iterable[PipelineSummary]) -> None:
-        self._told = {one.identity.rank: pack(one) for one in told}
+    def __init__(self, reports: Iterable[PipelineSummary]) -> None:
+        self._reports = {one.identity.rank: pack(one) for one in reports}
         self.asked: list[list[int]] = []
 
     async def status(self) -> JobSummary:
@@ -28,7 +28,7 @@ class Stages:
         self.asked.append(list(ranks))
         silent = RankAnswer(rank=0, host="h", error="it is stopped")
         return [
-            RankAnswer(rank=rank, host="h", content=self._told[rank]) if rank in self._told else silent
+            RankAnswer(rank=rank, host="h", content=self._reports[rank]) if rank in self._reports else silent
             for rank in self.asked[-1]
         ]
 
@@ -40,7 +40,7 @@ def job_of(size: int) -> JobSummary:
 
 async def test_the_ranks_of_the_first_ranks_pipeline_are_asked_and_no_others() -> None:
     stages = Stages(record_pipeline(4, micro_batches=8))
-    run = await look_at_pipeline(stages, job_of(1000))
+    run = await view_pipeline(stages, job_of(1000))
     assert stages.asked == [[0], [1, 2, 3]]
     assert run is not None
     assert [row["rank"] for row in run["rows"]] == [0, 1, 2, 3]
@@ -49,11 +49,11 @@ async def test_the_ranks_of_the_first_ranks_pipeline_are_asked_and_no_others() -
 async def test_stages_that_do_not_answer_are_left_out() -> None:
     first, _, third, fourth = record_pipeline(4, micro_batches=8)
     elsewhere = msgspec.structs.replace(fourth, ranks=(3, 9))
-    run = await look_at_pipeline(Stages([first, third, elsewhere]), job_of(4))
+    run = await view_pipeline(Stages([first, third, elsewhere]), job_of(4))
     assert run is not None
     assert [row["rank"] for row in run["rows"]] == [0, 2]
     assert run["total"] == 4
-    assert await look_at_pipeline(Stages([]), job_of(4)) is None
+    assert await view_pipeline(Stages([]), job_of(4)) is None
 
 
 async def test_a_job_without_a_pipeline_is_not_asked() -> None:
@@ -65,5 +65,5 @@ async def test_a_job_without_a_pipeline_is_not_asked() -> None:
         for host in job.hosts
     )
     stages = Stages([])
-    assert await look_at_pipeline(stages, msgspec.structs.replace(job, hosts=hosts)) is None
+    assert await view_pipeline(stages, msgspec.structs.replace(job, hosts=hosts)) is None
     assert stages.asked == []

@@ -1,4 +1,4 @@
-"""Looks at recorded events for the dashboard: findings, and the last events of all ranks, bounded."""
+"""Views of recorded events for the dashboard: findings, and the last events of all ranks, bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.launch.flight_look import MOST_EVENTS, look_at_flight
+from asyncpar.launch.page_views import MOST_EVENTS, view_flight
 from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, RankSummary, pack
 
 
@@ -26,7 +26,7 @@ class RecordedJob:
     ) -> None:
         """``before`` is what ranks do by the status of the job, ``now`` what they answer."""
         self._images, self._conditions = images, conditions
-        self._told = {
+        self._reported = {
             rank: RankSummary(rank=rank, pid=1, time=0.0, doing=doing) for rank, doing in (before or {}).items()
         }
         self._summaries = [
@@ -36,7 +36,7 @@ class RecordedJob:
 
     async def status(self) -> JobSummary:
         reports = tuple(
-            RankReport(rank=rank, host="a", pid=1, condition=how, summary=self._told.get(rank), age=0.9)
+            RankReport(rank=rank, host="a", pid=1, condition=how, summary=self._reported.get(rank), age=0.9)
             for rank, how in self._conditions.items()
         )
         return JobSummary(job="job", pid=1, time=0.0, hosts=(HostSummary(host="a", ranks=reports),))
@@ -71,14 +71,14 @@ async def recorded(size: int, rounds: int) -> dict[int, bytes]:
 def test_it_names_who_is_absent_and_shows_the_last_events(size: int, rounds: int) -> None:
     async def main() -> dict[str, Any]:
         images = await recorded(size, rounds)
-        return await look_at_flight(RecordedJob(images, dict.fromkeys(images, "well")))
+        return await view_flight(RecordedJob(images, dict.fromkeys(images, "well")))
 
-    told = ap.testing.run_virtual(main())
-    assert [one["ranks"] for one in told["findings"]] == [[size - 1]]
-    assert f"rank {size - 1}" in told["findings"][0]["text"]
-    assert told["ranks"] == size
-    assert len(told["events"]) <= MOST_EVENTS
-    started = [event for event in told["events"] if event["state"] == "started" and event["name"] == "all_reduce"]
+    answer = ap.testing.run_virtual(main())
+    assert [one["ranks"] for one in answer["findings"]] == [[size - 1]]
+    assert f"rank {size - 1}" in answer["findings"][0]["text"]
+    assert answer["ranks"] == size
+    assert len(answer["events"]) <= MOST_EVENTS
+    started = [event for event in answer["events"] if event["state"] == "started" and event["name"] == "all_reduce"]
     assert sorted(event["rank"] for event in started) == list(range(size - 1))
 
 
@@ -86,12 +86,12 @@ def test_ranks_that_do_not_answer_or_answer_nonsense_are_named() -> None:
     async def main() -> dict[str, Any]:
         images: dict[int, bytes | str] = {**await recorded(3, 1)}
         images[1], images[2] = b"no ring", "it is stopped (SIGSTOP, or a debugger)"
-        return await look_at_flight(RecordedJob(images, {0: "well", 1: "well", 2: "stopped"}))
+        return await view_flight(RecordedJob(images, {0: "well", 1: "well", 2: "stopped"}))
 
-    told = ap.testing.run_virtual(main())
-    assert told["ranks"] == 1
-    assert [problem.split(":")[0] for problem in told["problems"]] == ["rank 1", "rank 2"]
-    assert "stopped" in told["problems"][1]
+    answer = ap.testing.run_virtual(main())
+    assert answer["ranks"] == 1
+    assert [problem.split(":")[0] for problem in answer["problems"]] == ["rank 1", "rank 2"]
+    assert "stopped" in answer["problems"][1]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_ranks_do_is_of_the_moment_of_their_events(before: str, now: str | 
     async def main() -> dict[str, Any]:
         images = await recorded(2, 1)
         answers = {} if now is None else {1: now}
-        return await look_at_flight(RecordedJob(images, dict.fromkeys(images, "well"), {1: before}, answers))
+        return await view_flight(RecordedJob(images, dict.fromkeys(images, "well"), {1: before}, answers))
 
     (finding,) = ap.testing.run_virtual(main())["findings"]
     assert finding["cause"] == cause
