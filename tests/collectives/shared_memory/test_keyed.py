@@ -330,7 +330,8 @@ async def test_a_rank_that_never_calls_is_named_when_time_is_up(missing: int) ->
         assert timeouts
         for outcome in timeouts:
             assert outcome.rank == missing
-            assert re.search(rf'all_reduce #1 "k" waited \d+\.\d s for rank {missing}', str(outcome))
+            # directly, or behind the other rank that waits for it
+            assert re.search(rf'all_reduce #1 "k" waited \d+\.\d s for .*rank {missing}', str(outcome))
         assert all(isinstance(outcome, PeerTimeout | PeerCancelled) for outcome in outcomes)
         for node in nodes:
             node.world.timeout = 30.0
