@@ -95,8 +95,9 @@ class GroupBase(dist.ProcessGroup):
         self.paths: dict[str, Any] = {}
         """By type of device, the object that runs operations on tensors outside the CPU's memory."""
         self._begun = 0
-        self._common_detail = ""
         """The number of operations begun so far."""
+        self._common_detail = ""
+        """See ``agreeing``."""
         self._store = store
         self._owns_node = owns_node
         self._pending: set[Pending[Any]] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -120,8 +120,10 @@ def assert_next_steps_work(model: DistributedDataParallel, way: str = "") -> Non
 def test_a_first_step_that_fails_on_one_rank_only(way: str) -> None:
     model = make(way)
     fail_on_rank_0(model)
-    with pytest.raises((OperationMismatch, RuntimeError), match="gradients in no agreed order"):
+    with pytest.raises((OperationMismatch, RuntimeError), match="gradients in no agreed order") as caught:
         step(model)
+    if dist.get_rank() == 1:
+        assert "An earlier step has failed on some of the ranks only" in "".join(caught.value.__notes__)
     assert_next_steps_work(model, way)
 
 
@@ -178,4 +180,23 @@ def test_both_fail_in_turn() -> None:
     fail_on_rank_0(model)
     with pytest.raises(OperationMismatch):
         step(model)
+    assert_next_steps_work(model)
+
+
+@on_ranks(2)
+def test_another_mismatch_is_not_put_down_to_an_earlier_step() -> None:
+    """A program that calls one operation more on rank 1: its error says that, and ranks keep the order they know."""
+    model = make("plain")
+    step(model)
+    works: list[Any] = []
+    if dist.get_rank() == 1:
+        works.append(dist.all_reduce(torch.ones(7), async_op=True))
+    with pytest.raises(OperationMismatch) as caught:
+        step(model)
+    assert "An earlier step" not in "".join(getattr(caught.value, "__notes__", []))
+    if dist.get_rank() == 0:  # it takes the place that it has too few
+        works.append(dist.all_reduce(torch.ones(7), async_op=True))
+    for work in works:
+        with suppress(AsyncparError):
+            work.wait()
     assert_next_steps_work(model)

@@ -41,7 +41,7 @@ from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import recorder_of, step_meter
 from asyncpar.core.config.names import AllReduceAlgorithm, ReduceOp
 from asyncpar.core.observe.records import EventKind, EventState, bucket_name
-from asyncpar.errors import OperationMismatch, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.gradsync.tuning import TuningConfig
 from asyncpar.torch.hook.bucket import HookBucket
 from asyncpar.torch.hook.gradient_hook import GradientHook, gradient_hook
@@ -668,7 +668,7 @@ class GradientReducer:
         self._forget_tuning()
         if owes_order:
             self._refuse(error, key=self._order_key)
-        if self._has_order and _is_mismatch(error):
+        if self._has_order and _UNORDERED in str(error):  # of ``OperationMismatch``, perhaps by a future of torch
             error.add_note("An earlier step has failed on some of the ranks only; the next one works on all of them.")
             self._has_order = False
             self._order = self._expected = None
@@ -694,10 +694,6 @@ class GradientReducer:
         for work in left:
             with suppress(Exception):
                 work.wait()
-
-
-def _is_mismatch(error: BaseException) -> bool:
-    return isinstance(error, OperationMismatch) or OperationMismatch.__name__ in str(error)  # the latter of a future
 
 
 def _bytes_of_buckets(replicated: Sequence[Replicated], bucket_bytes: int) -> tuple[int, ...]:
