@@ -223,6 +223,8 @@ class SimulatedAgents:
         """The host agent of each agent's process."""
         self._over: dict[int, SimulatedProcess] = {}
         """By node, the agents that have nothing more to do: the job is over."""
+        self._leader: int | None = None
+        """The node whose agent led last."""
         self._awaited: set[int] = set()
         """Nodes whose agent is about to start again."""
         self.dead: set[int] = set()
@@ -249,12 +251,13 @@ class SimulatedAgents:
         return self._over.get(node) is agent
 
     def is_kept_out(self, node: int) -> bool:
-        """Return whether the job is over for other nodes, one of which may lead and cannot let ``node`` in.
+        """Return whether the job is over for other nodes, and their leader and ``node`` are cut off from each other.
 
-        A leader that a host does not reach stays the leader as long as a quorum reaches it.
+        Such a node cannot enter: the leader stays the leader as long as a quorum reaches it.
         """
-        others = (other for other in range(self.cluster.size + self.cluster.helpers) if other != node)
-        return self.end is not None and any(self.cluster.network.is_cut_off(node, other) for other in others)
+        if self.end is None or self._leader in (None, node):
+            return False
+        return self.cluster.network.is_cut_off(node, self._leader)
 
     async def _live(self, process: SimulatedProcess) -> None:
         """Run the agent, which joins again whenever the others have gone on without it."""
@@ -338,6 +341,8 @@ class SimulatedAgents:
         await asyncio.sleep(max(0.0, -self.cluster.loop.now))
         while True:
             status = await service.status()
+            if status.leader == f"h{node}":
+                self._leader = node
             if status.job is None:
                 service.report(JobOpened(number=1, terms=self.job.terms, record=content))
             elif status.closed is not None and agent.is_idle:
