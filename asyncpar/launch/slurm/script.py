@@ -134,19 +134,19 @@ _MEETING_OF_AGENTS = [
 ]
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _ASK = """\
-out_of_time= asked= step=
+out_of_time= asks=0 step=
 ask() {{
     echo "asyncpar slurm: $1; job $SLURM_JOB_ID: ranks are asked to end" >&2
-    asked=1
-    [ -z "$step" ] || kill -TERM "$step"
+    asks=$((asks + 1))
+    [ -z "$step" ] || kill -TERM "$step" 2>/dev/null  # it may have ended
 }}
 trap 'out_of_time=1; ask "less than {seconds} s are left of the time limit"' USR1
 trap 'ask "Slurm ends the job"' TERM"""
 _WAIT = """\
 step=$!
-[ -z "$asked" ] || kill -TERM "$step"  # asked before the number of the step was known
-wait "$step"; code=$?
-while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done"""
+[ "$asks" -eq 0 ] || kill -TERM "$step"  # asked before the number of the step was known
+before=-1  # a signal ends a wait with a code that is not the step's, which the next wait returns
+until [ "$asks" -eq "$before" ]; do before=$asks; wait "$step"; code=$?; done"""
 _REQUEUE = """\
 again=$out_of_time
 if [ "$code" -ne 0 ] && [ -z "$again" ]; then

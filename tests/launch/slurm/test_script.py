@@ -107,6 +107,30 @@ def test_ranks_are_asked_to_end_also_by_a_signal_that_comes_as_they_start(tmp_pa
     assert done.returncode == 143
 
 
+@pytest.mark.parametrize("code", [0, 3, 143])
+@pytest.mark.parametrize("where", ["in the trap", "after the wait"])
+def test_the_exit_code_is_that_of_ranks_that_end_as_a_signal_is_handled(tmp_path: Path, code: int, where: str) -> None:
+    """Bash ends a wait when it handles a signal, with a code of its own, whether or not the ranks have ended."""
+    ends = SLOW.replace("143", str(code))
+    environment = tools(tmp_path, srun=ends, scontrol="true")
+    script = write_script(replace(JOB, warning=90))
+    begun = "(until [ -e begun ]; do sleep 0.02; done; kill -{} {}) &"
+    if where == "in the trap":
+        changes = {"\n}\ntrap": "\n    sleep 0.5\n}\ntrap", "step=$!": f"step=$!; {begun.format('USR1', '$$')}"}
+    else:
+        late = '[ -n "${late-}" ] || { late=1; kill -USR1 $$; }'
+        changes = {"code=$?;": f"code=$?; {late};", "step=$!": f"step=$!; {begun.format('TERM', '$step')}"}
+    changed = script
+    for old, new in changes.items():
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+    done = subprocess.run(
+        ["bash", "-c", changed], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "asked" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
