@@ -140,6 +140,8 @@ class LongWaits:
             operation.fail(PeerTimeout(message, operation=operation.label, cause="no rank did its part in time"))
             return
         host = self._links.world.members[culprit.rank].host
+        if culprit.silent_for is not None:
+            self._links.suspect(culprit.rank, culprit.describe())
         operation.report_failure("timeout", f"PeerTimeout: {message}", lost=culprit.rank)
         operation.fail(
             PeerTimeout(message, rank=culprit.rank, host=host, operation=operation.label, cause=culprit.describe())

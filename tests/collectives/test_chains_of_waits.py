@@ -17,7 +17,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.core.config.names import AllReduceAlgorithm
 from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_way, follow_waits
-from asyncpar.errors import PeerCancelled, PeerError, PeerTimeout
+from asyncpar.errors import PeerCancelled, PeerError, PeerLost, PeerTimeout
 from asyncpar.testing import run_virtual
 from tests.collective_engines import engine_of
 from tests.collectives.test_silent_ranks import CASES, SIZE, Call, Stops, calls, stoppable_ranks
@@ -103,6 +103,35 @@ def test_a_deadline_of_a_survivor_names_the_stopped_rank_on_the_others(algorithm
             assert isinstance(error, PeerCancelled)
             assert f"rank {hasty} cancelled it: TimeoutError: its deadline has passed" in str(error)
             assert f"; it waited for rank {stopped}, which has not answered for " in str(error)
+
+
+@pytest.mark.parametrize("is_heard_again", [False, True])
+def test_a_rank_that_handles_the_silence_of_another_and_leaves_names_it(is_heard_again: bool) -> None:
+    """Rank 0 stops; rank 1 waits for it in vain and leaves; rank 2 waits for rank 1, and has asked nobody so far."""
+
+    async def main() -> BaseException | None:
+        stops = Stops(-1, 0)
+        async with stoppable_ranks(stops, timeout=10.0) as communicators:
+            await asyncio.gather(*(each.barrier(algorithm="tree") for each in communicators))
+            stops.rank = 0
+            with pytest.raises(PeerTimeout):
+                await communicators[1].recv(0)
+            if is_heard_again:
+                stops.rank = -1
+                late = asyncio.ensure_future(communicators[0].recv(1))
+                await asyncio.sleep(5.0)  # it asks rank 1 why it waits
+                late.cancel()
+            waiting = asyncio.ensure_future(communicators[2].recv(1))
+            await asyncio.sleep(0.1)
+            await engine_of(communicators[1]).table.links.close()
+            await asyncio.wait({waiting})
+            return waiting.exception()
+
+    error = run_virtual(main())
+    assert isinstance(error, PeerLost)
+    assert error.rank == (1 if is_heard_again else 0), str(error)
+    assert ("has not answered for" in str(error)) != is_heard_again
+    assert is_heard_again or str(error).endswith("then rank 1 left")
 
 
 def test_a_warning_and_an_error_name_the_stopped_rank_and_the_way_to_it() -> None:

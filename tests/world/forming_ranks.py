@@ -1,7 +1,11 @@
-"""Program of processes of test_killed_rank that are killed between the world and the arena: rank ``sys.argv[1]``."""
+"""Program of processes of test_killed_rank that are killed between the world and the arena: rank ``sys.argv[1]``.
+
+The others stay until they are killed: one that leaves before another has reached it would be found gone, too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -22,11 +26,12 @@ async def form_or_die(**settings: Any) -> Any:
 
 
 async def main() -> None:
-    try:
-        async with ap.init() as node:
+    async with ap.init() as node:
+        try:
             await node.world.all_reduce(np.ones(10))
-    except ap.PeerLost as error:
-        print(json.dumps({"blamed": error.rank, "message": str(error)}), flush=True)
+        except ap.PeerLost as error:
+            print(json.dumps({"blamed": error.rank, "message": str(error)}), flush=True)
+        await asyncio.sleep(3600.0)
 
 
 setattr(importlib.import_module("asyncpar.node"), "form_arena", form_or_die)  # noqa: B010 - mypy sees no such name

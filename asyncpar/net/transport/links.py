@@ -188,6 +188,8 @@ class Links:
         self.expelled: PeerLost | None = None
         """The error if a live rank has notified this one that it has declared it lost."""
         self._goodbye = _name_culprit(None, rank)
+        self._suspect: tuple[int, str] | None = None
+        """A rank that was silent when an operation of this rank ended, and how; None once it is heard from again."""
 
     @property
     def operations(self) -> OperationEvents:
@@ -371,11 +373,21 @@ class Links:
         """Put the rank that ``error`` names, if any, into this rank's goodbye."""
         self._goodbye = _name_culprit(error, self.rank)
 
+    def suspect(self, rank: int, cause: str) -> None:
+        """Put ``rank``, which does not answer, into this rank's goodbye unless it is heard from again.
+
+        A program may handle the error of the operation, and then leave: others that wait for this rank must not blame
+        it.
+        """
+        self._suspect = rank, cause
+
     async def close(self) -> None:
         """Send a goodbye on every link and close the lanes; pending operations end with ``PeerLost``.  Idempotent."""
         if self.closed is not None:
             return
         self.closed = NodeClosed.of(self.rank)
+        if self._suspect is not None and self._goodbye == _name_culprit(None, self.rank):
+            self._goodbye = _goodbye_because_of(*self._suspect)
         for opening in list(self._opening.values()):
             opening.cancel()
         for timer in self._leaving:  # they would keep this node's objects alive until they fire
@@ -442,6 +454,8 @@ class Links:
                 link.fail(self.report_lost(rank, "the connection was made, but closed before it was used"))
 
     def _on_control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
+        if self._suspect is not None and self._suspect[0] == rank:
+            self._suspect = None
         if header.kind is FrameKind.NOTICE:
             self._receive_notice(rank, header.sequence, payload.decode(errors="replace"))
         elif header.kind is FrameKind.GOODBYE:
@@ -513,7 +527,11 @@ def _name_culprit(error: BaseException | None, me: int) -> tuple[Key, bytes]:
     if not isinstance(peer, PeerLost | PeerTimeout | PeerCancelled) or peer.rank in (None, me) or peer.cause == LEFT:
         return Key(0, 0, 0), b""
     assert peer.rank is not None
-    return Key(0, peer.rank + 1, 0), _reason_bytes(peer.cause or str(peer))
+    return _goodbye_because_of(peer.rank, peer.cause or str(peer))
+
+
+def _goodbye_because_of(rank: int, cause: str) -> tuple[Key, bytes]:
+    return Key(0, rank + 1, 0), _reason_bytes(cause)
 
 
 def _reason_bytes(cause: str | None) -> bytes:
