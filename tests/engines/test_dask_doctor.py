@@ -22,6 +22,7 @@ from asyncpar.launch.doctor.dask_checks import check_versions, check_workers, ch
 from asyncpar.launch.doctor.dask_probe import meet_probes
 from asyncpar.launch.doctor.findings import Finding, Verdict
 from tests.engines.dask_workers import start_worker, wait_for_workers, write_other_asyncpar
+from tests.stopped import stop_process
 
 distributed = pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
 
@@ -61,7 +62,7 @@ async def test_a_worker_that_does_not_answer_is_named_and_the_others_are_looked_
     pids = client.run(os.getpid)
     stopped = min(pids)
     monkeypatch.setattr(dask_checks, "_ANSWER_SECONDS", 1.0)
-    os.kill(pids[stopped], signal.SIGSTOP)
+    stop_process(pids[stopped])
     try:
         findings = await examine_dask(client.scheduler.address)
     finally:

@@ -19,6 +19,7 @@ from tests.launch.agents.agent_groups import AgentGroup, eventually
 from tests.launch.agents.agent_pages import SHOWN, hosts_of, see, shows_both, spoken, url_of
 from tests.launch.agents.conftest import Run
 from tests.launch.test_launch_dashboard import ask
+from tests.stopped import stop_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -144,7 +145,7 @@ def test_each_agent_shows_the_timeline_the_culprit_and_the_stacks_of_all_hosts(g
         assert "rank 0 waits for rank 1 in barrier()" in found.stdout, found
 
     stopped = there(group)[0]
-    os.kill(stopped, signal.SIGSTOP)
+    stop_process(stopped)
     stacks = json.loads(run("stacks", "--json", two).stdout)
     assert (sorted(stacks["ranks"]), stacks["silent"]) == (["0", "1"], {})
     assert "is stopped" in stacks["ranks"]["0"]["text"], stacks["ranks"]

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.stopped import stop_process
+
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
 
@@ -74,7 +76,7 @@ def test_a_stopped_rank_is_found_with_operation_and_place(launcher: Any) -> None
     process = start(launcher, 3)
     pids: dict[int, int] = until(lambda: look_for_pids(launcher))
     assert sorted(pids) == [0, 1, 2]
-    os.kill(pids[2], signal.SIGSTOP)
+    stop_process(pids[2])
     try:
 
         def look() -> str | None:
