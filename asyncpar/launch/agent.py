@@ -25,8 +25,6 @@ from asyncpar.launch.agent_machine import (
     Exit,
     KillRank,
     KillWorkers,
-    NotifyOfCondition,
-    NotifyRanks,
     OutputBroken,
     PrintText,
     ReportInterrupted,
@@ -48,7 +46,7 @@ from asyncpar.launch.messages import encode_rank_end, encode_state, encode_wait_
 from asyncpar.launch.observers import observe_job
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
-from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome
+from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
@@ -228,7 +226,6 @@ class _Agent:
         hello = AgentHello(
             job=placement.job,
             nnodes=options.nnodes,
-            least_nnodes=options.least_nnodes,
             nproc=placement.nproc,
             node_rank=node_rank,
             host=placement.host,

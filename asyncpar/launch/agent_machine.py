@@ -18,6 +18,8 @@ from asyncpar.launch.protocol import (
     Announcement,
     GiveUpRank,
     JobOutcome,
+    NotifyOfCondition,
+    NotifyRanks,
     Order,
     StopRanks,
 )
@@ -74,19 +76,6 @@ class KillRank(msgspec.Struct, frozen=True):
     """End the process group of one rank, if it is one of this host."""
 
     rank: int
-
-
-class NotifyRanks(msgspec.Struct, frozen=True):
-    """Notify the ranks of this host that another rank is lost."""
-
-    loss: Loss
-
-
-class NotifyOfCondition(msgspec.Struct, frozen=True):
-    """Notify the ranks of this host of the condition of ``rank``, which cannot report it itself; "": it runs."""
-
-    rank: int
-    how: str
 
 
 class ReportStopped(msgspec.Struct, frozen=True):

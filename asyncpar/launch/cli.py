@@ -118,7 +118,7 @@ _LAUNCH = {"allow_interspersed_args": False, "auto_envvar_prefix": "PET"}
 @option("--restart-window", metavar="SECONDS", default=None, help="Restarts within it count.  [all; ranks: 3600]")
 @option("--on-total-loss", metavar="HOW", default=None, help="All ranks lost: checkpoint (default), restart, fail.")
 @option("--spares", metavar="N", default="0", help="Processes of each host that wait to step in (--elastic ranks).")
-@option("--host-name", metavar="NAME", default=None, help="What this host is called (--elastic ranks).")
+@option("--host-name", metavar="NAME", default=None, help="What this host is called where hosts come and go.")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
 @option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
 @option("--silent-after", metavar="SECONDS", default=None, help="End when a rank is hung or stopped so long.  [off]")
@@ -153,10 +153,7 @@ def _run(options: LaunchOptions) -> int:
     if options.is_for_agents:
         from asyncpar.launch.agents.submission import run_submission
 
-        exit_code = run_submission(options, environment)
-        if exit_code is not None:
-            return exit_code
-        options.check_endpoint()
+        return run_submission(options, environment)
     from asyncpar.launch.run import run_launch
 
     return run_launch(options, environment)

@@ -3,8 +3,7 @@
 Sans-I/O: ``handle`` takes events and returns commands.  Phases: *forming* (agents arrive), *running* (ranks of one
 generation run), *stopping* (every agent ends its ranks), *finished*.  A failure anywhere stops everything; when nothing
 runs any more, the job starts again with the next generation, or ends with the exit code of the rank that failed first.
-Where hosts may come and go, a host that joins also stops everything, and the job starts again with it; when a host is
-lost, the others go on once there are enough of them.  Neither is a restart that ``max_restarts`` counts.
+The hosts are fixed: where they may come and go, agents run the job (``launch/agents``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from asyncpar.launch.failure import (
     describe_cause,
     exit_code_of,
 )
-from asyncpar.launch.host_arrivals import HostArrivals
 from asyncpar.launch.protocol import (
     AgentArrived,
     AgentAssignment,
@@ -52,11 +50,10 @@ from asyncpar.launch.protocol import (
 )
 from asyncpar.launch.vitals import NO_LIMITS, RankState, SilenceLimits, SilentRanks
 from asyncpar.launch.wait_board import WaitBoard, WaitReport
+from asyncpar.net.membership.host_arrivals import HostArrivals
 
 _BLAME_PATIENCE = 1.0
 """Seconds to wait for the failure of the rank that a failed rank blames."""
-_COALESCE = 0.5
-"""Seconds from the arrival of a host in a running job until the job starts again with all hosts that came meanwhile."""
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace period that agents have to report that their ranks are gone."""
 
@@ -77,14 +74,11 @@ class JobSettings:
     """Settings of the coordinator; times in seconds.
 
     Only restarts within ``restart_window`` count (None: all).
-    With ``least_nnodes`` agents the job begins, ``last_call`` later, and goes on; None: with all ``nnodes`` only.
     ``version`` is that of the coordinator's package, which all agents must have.
     """
 
     job: str
     nnodes: int
-    least_nnodes: int | None = None
-    last_call: float = 5.0
     max_restarts: int = 0
     restart_window: float | None = None
     timeout: float = 300.0
@@ -92,16 +86,6 @@ class JobSettings:
     silence: SilenceLimits = NO_LIMITS
     reconnect: float = 5.0
     version: str = ""
-
-    @property
-    def least(self) -> int:
-        """The fewest agents that the job runs with."""
-        return self.nnodes if self.least_nnodes is None else self.least_nnodes
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether hosts may come and go."""
-        return self.least < self.nnodes
 
 
 class CoordinatorMachine:
@@ -128,16 +112,13 @@ class CoordinatorMachine:
         """Ranks that failed after all were asked to end; they explain nothing."""
         self._silent = SilentRanks(settings.silence)
         self._waits = WaitBoard()
-        self._arrivals = HostArrivals(settings.nnodes, may_name=not settings.is_elastic)
+        self._arrivals = HostArrivals()
         self._give_up: dict[int, str] = {}
         self._stopped_at: float | None = None
         self._stop_reason = ""
-        """Why all ranks of this generation are stopped, if not because of a failure; later, why they began again."""
+        """Why the ranks of the last generation were stopped."""
         self._forced: JobOutcome | None = None
         self._deadline: float | None = now + settings.timeout
-        self._expires_at = now + settings.timeout
-        self._renew_at: float | None = None
-        self._has_changed = False
         self.outcome: JobOutcome | None = None
 
     @property
@@ -161,7 +142,7 @@ class CoordinatorMachine:
         news = self._waits.next_deadline if is_running else None
         if self._phase == JobPhase.FORMING:
             news = self._arrivals.next_deadline
-        return min((at for at in (self._deadline, silent, news, self._renew_at) if at is not None), default=None)
+        return min((at for at in (self._deadline, silent, news) if at is not None), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         if self._phase == JobPhase.FINISHED:
@@ -198,23 +179,8 @@ class CoordinatorMachine:
             refused = self._refused(f"the agent on {hello.host}", refusal)
             return [SendOrder(agent, JobOutcome(2, refusal)), *refused]
         self._agents[agent] = hello
-        if self._phase == JobPhase.FORMING:
-            return self._form(now)
-        if self._phase == JobPhase.RUNNING and self._renew_at is None:
-            self._renew_at = now + _COALESCE
-        return []
-
-    def _form(self, now: float) -> list[Command]:
-        """Begin if all agents are there; if enough are, wait a while for the others."""
-        settings = self._settings
         self._arrivals.change(now)
-        if len(self._agents) == settings.nnodes:
-            return self._begin()
-        if len(self._agents) < settings.least:
-            self._deadline = self._expires_at
-        elif self._deadline is None or self._deadline >= self._expires_at:
-            self._deadline = min(now + settings.last_call, self._expires_at)
-        return []
+        return self._begin() if len(self._agents) == self._settings.nnodes else []
 
     def _refused(self, who: str, why: str) -> list[Command]:
         text = self._arrivals.refuse(who, why)
@@ -228,10 +194,7 @@ class CoordinatorMachine:
             return f"--rdzv-id: the coordinator runs job {settings.job!r}, this agent came for {hello.job!r}"
         if hello.nnodes != settings.nnodes:
             return f"--nnodes: the coordinator expects {settings.nnodes}, this agent says {hello.nnodes}"
-        least = hello.least_nnodes or hello.nnodes
-        if least != settings.least:
-            return f"--nnodes: the coordinator goes on with {settings.least}, this agent says {least}"
-        if len(self._agents) >= settings.nnodes or not (settings.is_elastic or self._phase == JobPhase.FORMING):
+        if len(self._agents) >= settings.nnodes or self._phase != JobPhase.FORMING:
             return f"--nnodes: all {settings.nnodes} agents of the job are there already"
         for other in self._agents.values():
             if hello.node_rank is not None and other.node_rank == hello.node_rank:
@@ -252,7 +215,6 @@ class CoordinatorMachine:
         self._silent.clear()
         self._waits.clear()
         self._give_up.clear()
-        self._renew_at, self._has_changed = None, False
         commands: list[Command] = [OpenGeneration(self._generation, world_size, self._restarts, self._stop_reason)]
         offset = 0
         for group_rank, agent in enumerate(places):
@@ -376,7 +338,7 @@ class CoordinatorMachine:
     def _stop(self, now: float, signal_number: int = signal.SIGTERM, reason: str = "") -> list[Command]:
         self._phase, self._stopped_at = JobPhase.STOPPING, now
         self._deadline = now + self._settings.grace + _STOP_MARGIN
-        loss, self._stop_reason = None, reason
+        loss = None
         if not reason:
             self._blame_living_leavers()
             first = choose_first(self._failures)
@@ -390,11 +352,9 @@ class CoordinatorMachine:
         if hello is None:
             return []
         if self._phase == JobPhase.FORMING:
-            return self._form(now)
-        offset = self._offsets.get(agent)
-        if offset is None:  # it came while the others ran
+            self._arrivals.change(now)
             return []
-        self._has_changed = True
+        offset = self._offsets[agent]
         lost = f"was lost with the agent on {hello.host} ({cause})"
         for local_rank in range(hello.nproc):
             rank = offset + local_rank
@@ -423,11 +383,7 @@ class CoordinatorMachine:
     def _interrupted(self, agent: int, signal_number: int, now: float) -> list[Command]:
         if agent not in self._agents or self._forced is not None:
             return []
-        host, place = self._agents[agent].host, self._agents[agent].node_rank
-        name = signal.Signals(signal_number).name
-        if self._settings.is_elastic and signal_number != signal.SIGINT and place != 0:
-            left = JobOutcome(exit_code_of(-signal_number), f"left the job: got {name}")
-            return [SendOrder(agent, left), *self._lose(agent, f"it got {name}", now)]
+        host, name = self._agents[agent].host, signal.Signals(signal_number).name
         self._forced = JobOutcome(exit_code_of(-signal_number), f"the agent on {host} got {name}")
         if self._phase == JobPhase.FORMING:
             return self._end(self._forced)
@@ -443,22 +399,16 @@ class CoordinatorMachine:
 
     def _all_stopped(self, now: float) -> list[Command]:
         """Restart the job or end it, once no rank runs."""
-        settings, announced = self._settings, list[Command]()
         if self._forced is not None:
             return self._end(self._forced)
-        self._stop_reason = self._stop_reason or describe_cause(self._failures)
-        if not (settings.is_elastic and self._is_change()):
-            if len(self._agents) < settings.least or self._has_used_up_restarts(now):
-                return self._end(JobOutcome(choose_first(self._failures).exit_code, self._describe()))
-            self._restarts += 1
-            self._restarted.append(now)
-            announced = self._send_all(Announcement(self._describe()), self._agents)
+        self._stop_reason = describe_cause(self._failures)
+        if len(self._agents) < self._settings.nnodes or self._has_used_up_restarts(now):
+            return self._end(JobOutcome(choose_first(self._failures).exit_code, self._describe()))
+        self._restarts += 1
+        self._restarted.append(now)
+        announced = self._send_all(Announcement(self._describe()), self._agents)
         self._generation += 1
-        if len(self._agents) >= settings.least:
-            return announced + self._begin()
-        self._phase, self._renew_at = JobPhase.FORMING, None
-        self._deadline = self._expires_at = now + settings.timeout
-        return announced
+        return announced + self._begin()
 
     def _describe(self) -> str:
         """Return the message about the failures of this generation."""
@@ -469,56 +419,41 @@ class CoordinatorMachine:
         counted = [at for at in self._restarted if window is None or at > now - window]
         return not self._may_restart or len(counted) >= self._settings.max_restarts
 
-    def _is_change(self) -> bool:
-        """Return whether only hosts that came or went ended this generation: failures of ranks explain themselves."""
-        return self._has_changed and all(end.is_peer_error or end.pid == 0 for end in self._failures)
-
-    def _renew(self, now: float) -> list[Command]:
-        """Start again with the hosts that have come."""
-        self._renew_at, self._has_changed = None, True
-        hosts = [hello.host for agent, hello in self._agents.items() if agent not in self._offsets]
-        if not hosts:  # gone again
-            self._has_changed = False
-            return []
-        return self._stop(now, reason=f"{', '.join(hosts)} joined the job")
-
     def _tick(self, now: float) -> list[Command]:
         if self._phase == JobPhase.RUNNING and (silent := self._silent.expired(now)):
             return [command for rank, how in silent for command in self._condemn(rank, how)]
         if self._phase == JobPhase.RUNNING and (lines := self._waits.report(now)):
             return [command for line in lines for command in self._send_all(Announcement(line), self._agents)]
-        if self._renew_at is not None and now >= self._renew_at and self._phase == JobPhase.RUNNING:
-            return self._renew(now)
         if self._deadline is None or now < self._deadline:
-            is_forming = self._phase == JobPhase.FORMING
-            text = self._arrivals.report(self._agents.values(), now) if is_forming else ""
+            text = self._report_arrivals(now) if self._phase == JobPhase.FORMING else ""
             return self._send_all(Announcement(text), self._agents) if text else []
         match self._phase:
-            case JobPhase.FORMING if len(self._agents) >= self._settings.least:
-                return self._begin()
             case JobPhase.FORMING:
-                return self._end(JobOutcome(1, self._absent()))
+                return self._end(JobOutcome(1, self._describe_absent()))
             case JobPhase.RUNNING:
                 return self._stop(now)
             case _:
                 self._unstopped.clear()
-                self._agents_left()
+                self._may_restart = False  # agents that fail to stop their ranks cannot start them again
                 return self._all_stopped(now)
 
-    def _agents_left(self) -> None:
-        """Remove agents that fail to stop their ranks: they cannot start them again."""
-        self._may_restart, self._has_changed = False, False
+    def _report_arrivals(self, now: float) -> str:
+        hosts = [hello.host for hello in self._agents.values()]
+        return self._arrivals.report(hosts, self._settings.nnodes, now, absent=self._absent_places())
 
-    def _absent(self) -> str:
-        settings = self._settings
+    def _absent_places(self) -> list[int]:
+        """Return the places of the agents that are missing, none if those that are here do not all have one."""
         taken = {hello.node_rank for hello in self._agents.values()}
-        absent = [str(place) for place in range(settings.nnodes) if place not in taken]
-        wanted = settings.least - len(self._agents)
-        is_known = len(absent) == wanted and not settings.is_elastic
-        who = f"node rank {', '.join(absent)}" if is_known else f"{wanted} of {settings.least} agents"
+        absent = [place for place in range(self._settings.nnodes) if place not in taken]
+        return absent if len(absent) == self._settings.nnodes - len(self._agents) else []
+
+    def _describe_absent(self) -> str:
+        settings, absent = self._settings, self._absent_places()
+        wanted = settings.nnodes - len(self._agents)
+        who = f"node rank {', '.join(map(str, absent))}" if absent else f"{wanted} of {settings.nnodes} agents"
         hosts = ", ".join(hello.host for hello in self._agents.values()) or "nobody"
         return (
-            f"waited {settings.timeout:g} s for {settings.least} agents (--nnodes); missing: {who}; present: {hosts}. "
+            f"waited {settings.timeout:g} s for {settings.nnodes} agents (--nnodes); missing: {who}; present: {hosts}. "
             "Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
         )
 

@@ -385,8 +385,6 @@ class CoordinatorServer:
         return JobSettings(
             job=self._job.placement.job,
             nnodes=options.nnodes,
-            least_nnodes=options.least_nnodes,
-            last_call=options.last_call,
             max_restarts=options.max_restarts,
             restart_window=options.restart_window,
             timeout=options.timeout,
@@ -398,7 +396,6 @@ class CoordinatorServer:
 
     def _begin_generation(self) -> tuple[str, int]:
         """Begin a generation when all agents have come; return MASTER_ADDR and MASTER_PORT."""
-        if not self._settings().is_elastic:  # no more hosts will join
-            self._secret.clear_rendezvous_path()
+        self._secret.clear_rendezvous_path()  # no more hosts will join
         address = self._job.placement.master_addr
         return address, free_port(address)

@@ -101,7 +101,7 @@ class LaunchOptions:
     ``elastic`` chooses the treatment of ranks when hosts come or go: ``restart``, or ``ranks``, which live on, with
     ``spares`` per host that wait to step in, and which end or begin anew, by ``on_total_loss`` (None: ``checkpoint``),
     when all are lost; restarts within ``restart_window`` count (None: all; an hour for ``ranks``).
-    ``host_name`` is the name of this host where ranks live on (None: its own).  ``full_traceback`` shows all
+    ``host_name`` is the name of this host where hosts come and go (None: its own).  ``full_traceback`` shows all
     frames of a failure.  Times are in seconds.
     """
 
@@ -140,8 +140,8 @@ class LaunchOptions:
 
     @property
     def is_for_agents(self) -> bool:
-        """Whether running agents may take the job.  Launchers that have places meet by themselves."""
-        return self.elastic == "ranks" or (self.least_nnodes is not None and self.node_rank is None)
+        """Whether agents run the job, since hosts may come and go: those that run already, or the launchers."""
+        return self.elastic == "ranks" or self.least_nnodes is not None
 
     def check_endpoint(self) -> None:
         """Raise ``UsageError`` unless launchers of several hosts know where to meet."""
@@ -162,8 +162,10 @@ class LaunchOptions:
             raise UsageError(f"--nnodes: expected MIN:MAX with 1 <= MIN <= MAX, got {self.least_nnodes}:{self.nnodes}")
         if self.elastic not in ELASTIC_MODES:
             raise UsageError(f"--elastic: expected {' or '.join(ELASTIC_MODES)}, got {self.elastic!r}")
-        if self.host_name is not None and self.elastic != "ranks":
-            raise UsageError("--host-name: expected with --elastic ranks; otherwise hosts have their own names")
+        if self.host_name is not None and not self.is_for_agents:
+            raise UsageError(
+                "--host-name: expected with --nnodes MIN:MAX or --elastic ranks; otherwise hosts have their own names"
+            )
         self._check_total_loss()
         if self.spares < 0 or (self.spares and self.elastic != "ranks"):
             raise UsageError(f"--spares: expected with --elastic ranks, and at least 0, got {self.spares}")

@@ -14,14 +14,10 @@ from asyncpar.launch.wait_board import WaitReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
-    """The introduction of an agent.  ``node_rank`` None: any free place; ``least_nnodes`` None: all ``nnodes``.
-
-    ``version`` is that of the agent's package.
-    """
+    """The introduction of an agent.  ``node_rank`` None: any free place; ``version`` is that of its package."""
 
     job: str
     nnodes: int
-    least_nnodes: int | None = None
     nproc: int
     node_rank: int | None
     host: str
@@ -199,3 +195,18 @@ class AnnounceExit(msgspec.Struct, frozen=True):
 
 
 Command = SendOrder | OpenGeneration | AnnounceExit
+
+# -- commands of the machines of agents
+
+
+class NotifyRanks(msgspec.Struct, frozen=True):
+    """Notify the ranks of this host that another rank is lost."""
+
+    loss: Loss
+
+
+class NotifyOfCondition(msgspec.Struct, frozen=True):
+    """Notify the ranks of this host of the condition of ``rank``, which cannot report it itself; "": it runs."""
+
+    rank: int
+    how: str

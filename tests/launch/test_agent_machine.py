@@ -14,7 +14,6 @@ from asyncpar.launch.agent_machine import (
     Exit,
     KillRank,
     KillWorkers,
-    NotifyRanks,
     OutputBroken,
     PrintText,
     ReportInterrupted,
@@ -24,7 +23,7 @@ from asyncpar.launch.agent_machine import (
     StartWorkers,
     WorkersGone,
 )
-from asyncpar.launch.protocol import AgentAssignment, GiveUpRank, JobOutcome, StopRanks
+from asyncpar.launch.protocol import AgentAssignment, GiveUpRank, JobOutcome, NotifyRanks, StopRanks
 
 PLACE = AgentAssignment(generation=0, restart_count=0, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
 AGAIN = AgentAssignment(generation=1, restart_count=1, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings
-from asyncpar.launch.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
 from asyncpar.launch.protocol import (
     AgentArrived,
     AgentHello,
@@ -13,6 +12,7 @@ from asyncpar.launch.protocol import (
     CoordinatorTick,
     SendOrder,
 )
+from asyncpar.net.membership.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
 
 
 def hello(host: str, place: int | None = None, *, job: str = "j", version: str = "1") -> AgentHello:
@@ -26,21 +26,21 @@ def reported(commands: list[Command]) -> list[str]:
 
 
 def test_hosts_that_are_there_and_missing_are_reported_and_again_after_a_while() -> None:
-    gathering = HostArrivals(3, may_name=True)
+    gathering = HostArrivals()
     gathering.change(0.0)
     assert gathering.next_deadline == FIRST_SECONDS
-    assert gathering.report([hello("a", 0)], 1.0) == ""
+    assert gathering.report(["a"], 3, 1.0, absent=[1, 2]) == ""
     text = "waiting for hosts: 1 of 3 are here (a); missing: --node-rank 1, 2"
-    assert gathering.report([hello("a", 0)], 2.0) == text
+    assert gathering.report(["a"], 3, 2.0, absent=[1, 2]) == text
     assert gathering.next_deadline == 2.0 + AGAIN_SECONDS
     gathering.change(3.0)
-    assert gathering.report([hello("a", 0), hello("b")], 5.0) == "waiting for hosts: 2 of 3 are here (a, b)"
+    assert gathering.report(["a", "b"], 3, 5.0) == "waiting for hosts: 2 of 3 are here (a, b)"
     gathering.end()
     assert gathering.next_deadline is None
 
 
 def test_a_refusal_is_reported_once_and_not_for_ever() -> None:
-    gathering = HostArrivals(3, may_name=True)
+    gathering = HostArrivals()
     assert gathering.refuse("an agent at 10.0.0.9", "it has another secret").startswith("refused an agent at 10.0.0.9")
     assert gathering.refuse("an agent at 10.0.0.9", "it has another secret") == ""
     assert sum(bool(gathering.refuse(f"an agent at {number}", "x")) for number in range(1000)) == 19

@@ -22,13 +22,15 @@ class AgentOptions:
     founds a group.  ``listen`` is the address at which it serves, ``name`` its name (None: the host's name), ``certs``
     the directory with the certificates of this host (None: there are none), ``state_dir`` the directory of its votes
     (None: a temporary one); ``grace`` is the time in seconds that its ranks have to leave when it is asked to end.  A
-    ``witness`` votes, and runs no ranks.  ``post_mortem`` is the directory for the remains of jobs that fail; None:
-    nothing is kept.  ``observers`` are the settings for showing jobs while they run.
+    ``witness`` votes, and runs no ranks.  ``node_rank`` is the place that it asks for in jobs that start again with
+    every world (None: any).  ``post_mortem`` is the directory for the remains of jobs that fail; None: nothing is kept.
+    ``observers`` are the settings for showing jobs while they run.
     """
 
     join: tuple[str, ...] = ()
     listen: str | None = None
     name: str | None = None
+    node_rank: int | None = None
     secret_file: str | None = None
     certs: str | None = None
     state_dir: str | None = None

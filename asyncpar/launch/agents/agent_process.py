@@ -31,7 +31,7 @@ from asyncpar.launch.agents.group_credentials import GroupCredentials, find_cred
 from asyncpar.launch.agents.group_part import GROUP_JOB, take_part
 from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_record, encode_record
+from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_record, encode_record
 from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display, OutputStream, make_display
@@ -216,6 +216,9 @@ class AgentProcess:
             certificates=self._credentials.certificates,
             environment=self._environment,
             is_witness=self._options.witness,
+            node_rank=self._options.node_rank,
+            slots=None if self._job is None else self._job.slots,
+            log_directory=None if self._job is None else self._job.log_directory,
             post_mortem=self._options.post_mortem,
         )
 
@@ -249,9 +252,12 @@ def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
     if status.job is None:
         return
     running = decode_record(status.job.record)
+    own = {"environment", "directory", "log_directory", "ticket"}
+    if job.mode is ElasticMode.RESTART:
+        own.add("slots")  # hosts may have different numbers of ranks
     for name in SubmittedJob.__struct_fields__:
         ours, theirs = getattr(job, name), getattr(running, name)
-        if name not in ("environment", "directory", "ticket") and ours != theirs:
+        if name not in own and ours != theirs:
             raise UsageError(f"launch: expected {name} {theirs!r}, as the job that runs, got {ours!r}")
 
 

@@ -74,7 +74,7 @@ class ControlClient:
         await self._ask("Drain", request, Nothing)
 
     async def _ask(self, method: str, request: msgspec.Struct, kind: type[Answer]) -> Answer:
-        message = pb.AgentsRequest(version=program_version(), content=msgspec.json.encode(request))
+        message = pb.AgentsRequest(version=program_version(), content=msgspec.msgpack.encode(request))
         try:
             async with (
                 asyncio.timeout(self._seconds),
@@ -90,7 +90,7 @@ class ControlClient:
             raise self._explain(error) from error
         if reply.refusal:
             raise UsageError(reply.refusal)
-        return msgspec.json.decode(reply.content, type=kind)
+        return msgspec.msgpack.decode(reply.content, type=kind)
 
     def _explain(self, error: grpc.aio.AioRpcError) -> LaunchError | AuthenticationError:
         match error.code():

@@ -44,6 +44,8 @@ _STARTING_SECONDS = 3.0
 """Seconds that a caller waits for an agent that takes no part in its group yet."""
 _POLL = 0.02
 
+_NOTHING = msgspec.msgpack.encode(Nothing())
+
 
 class ControlService(agents_pb2_grpc.AgentsServicer):
     """The `Agents` servicer of the host ``name``."""
@@ -219,12 +221,12 @@ class ControlService(agents_pb2_grpc.AgentsServicer):
         if not await self._takes_part():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "it takes no part in its group (any more, or yet)")
         try:
-            result = await serve(msgspec.json.decode(request.content or b"{}", type=kind))
+            result = await serve(msgspec.msgpack.decode(request.content or _NOTHING, type=kind))
         except msgspec.DecodeError as error:
             return pb.AgentsReply(refusal=f"the request cannot be read: {error}")
         except (AsyncparError, grpc.aio.AioRpcError) as error:
             return pb.AgentsReply(refusal=str(error))
-        return pb.AgentsReply(content=msgspec.json.encode(result))
+        return pb.AgentsReply(content=msgspec.msgpack.encode(result))
 
     async def _takes_part(self) -> bool:
         """Return whether this agent is in its group.  If not, it knows no job, or an old one, and decides nothing."""

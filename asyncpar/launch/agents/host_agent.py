@@ -40,6 +40,7 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
+from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.pipe_messages import LeaseGranted
 from asyncpar.net.membership.service import RendezvousService
@@ -49,6 +50,7 @@ from asyncpar.net.membership.world_messages import (
     HostParked,
     JobClosed,
     JobOpened,
+    JobWaits,
     WorldGroup,
 )
 
@@ -221,6 +223,10 @@ class HostAgent:
                 )
                 self._finish(None)
                 return
+            case JobWaits(number, text):
+                if self._job is not None and self._job.number == number and not self._job.is_over:
+                    self.report(text)
+                return
             case HostParked(why):
                 self._parked = command
                 self.report(f"no quorum: {why}; ranks keep what they have" if why else "a quorum is reached again")
@@ -248,7 +254,7 @@ class HostAgent:
         try:
             record = decode_record(opened.record)
             if self._place.certificates is not None:
-                self._place.certificates.check_slots(record.slots + record.spares)
+                self._place.certificates.check_slots(self._slots(record) + record.spares)
         except (ProtocolError, UsageError) as error:
             self.report(str(error))
             return
@@ -267,7 +273,7 @@ class HostAgent:
         )
         machine = self._machine(opened.number, record)
         self._job = _HostJob(opened.number, record, machine, processes, remains=remains)
-        self.report(f"job {opened.number}: {record.name} (--elastic {record.mode}, {record.slots} ranks here)")
+        self.report(f"job {opened.number}: {record.name} (--elastic {record.mode}, {self._slots(record)} ranks here)")
         self._carry_out(machine.begin(self._loop.time()))
         self._feed(self._parked)
 
@@ -288,10 +294,11 @@ class HostAgent:
             return ElasticRanks(number, record, host=self._place.host, draw=_draw, certified=certified)
         bind = self._place.bind
         own = HostRanks(
-            slots=record.slots,
+            slots=self._slots(record),
             rendezvous=self.address,
-            certified=None if certified is None else certified[: record.slots],
+            certified=None if certified is None else certified[: self._slots(record)],
             role=None if certificates is None else certificates.agent.identity.role.label,
+            place=self._place.node_rank,
         )
         return RestartedRanks(
             number,
@@ -300,7 +307,12 @@ class HostAgent:
             own=own,
             free_port=lambda: free_port(bind),
             draw=_draw,
+            parked_within=record.reconnect if self._only_job else None,
         )
+
+    def _slots(self, record: SubmittedJob) -> int:
+        """Return the number of ranks of a job on this host."""
+        return record.slots if record.mode is ElasticMode.RANKS else self._place.slots or record.slots
 
     def _feed_job(self, number: int) -> Callable[[SlotEvent], None]:
         def feed(event: SlotEvent) -> None:
@@ -350,6 +362,12 @@ class HostAgent:
             case OpenRendezvous(generation, world_size, certified):
                 name = job.record.name
                 self._rendezvous.open(generation=generation, world_size=world_size, job=name, certified=certified)
+            case AnnounceExit(generation, rank, how):
+                self._rendezvous.exited(generation=generation, rank=rank, how=how)
+            case NotifyRanks(loss):
+                job.processes.notify_loss(loss)
+            case NotifyOfCondition(rank, how):
+                job.processes.notify_condition(rank, how)
             case NotifyLeader(event):
                 self._group.report(event)
             case PrintLine(text):

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage
 from asyncpar.net.membership.world_messages import HostCommand, HostEvent
 
@@ -44,10 +46,21 @@ class RankResumed:
 
 @dataclass(frozen=True, slots=True)
 class ConditionChanged:
-    """The process in ``slot`` gives no sign of life, or gives one again; ``how`` says which."""
+    """The process in ``slot`` gives no sign of life, or gives one again; ``how`` says which.
+
+    ``notice`` is what others are notified of (``is stopped, at train.py:57``); "": it runs.
+    """
 
     slot: int
     how: str
+    notice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitChanged:
+    """A rank reports what it waits for."""
+
+    report: WaitReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,17 @@ class HostTick:
     """Time has passed."""
 
 
-SlotEvent = HostCommand | RankWrote | RankGone | RankSilent | RankResumed | ConditionChanged | LeaveHost | HostTick
+SlotEvent = (
+    HostCommand
+    | RankWrote
+    | RankGone
+    | RankSilent
+    | RankResumed
+    | ConditionChanged
+    | WaitChanged
+    | LeaveHost
+    | HostTick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +170,19 @@ class RanksOver:
     end: JobEnd | None
 
 
-SlotCommand = StartRank | SignalRank | WriteToRank | GrantLease | OpenRendezvous | NotifyLeader | PrintLine | RanksOver
+SlotCommand = (
+    StartRank
+    | SignalRank
+    | WriteToRank
+    | GrantLease
+    | OpenRendezvous
+    | AnnounceExit
+    | NotifyRanks
+    | NotifyOfCondition
+    | NotifyLeader
+    | PrintLine
+    | RanksOver
+)
 
 
 class SlotsMachine(Protocol):

@@ -50,6 +50,8 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     restart_window: float
     grace: float
     timeout: float
+    reconnect: float = 5.0
+    """Seconds for which a launcher that runs ranks itself may be without a quorum, if they start with every world."""
     silent_after: float | None = None
     """None: not given; infinity: off."""
     stopped_after: float | None = None
@@ -80,6 +82,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
             most_hosts=self.most_hosts,
             members=self.slots if lives_on else 1,
             last_call=self.last_call,
+            wait_within=None if lives_on else self.timeout,
             on_total_loss=self.on_total_loss if lives_on else OnTotalLoss.RESTART,
             report_within=min(self.silent_after or self.timeout, _UNBOUNDED)
             if lives_on

@@ -1,4 +1,4 @@
-"""Requests of commands to agents; they travel as JSON, with the version of the sender."""
+"""Requests of commands to agents; they travel as msgpack, where floats may be infinite, with the sender's version."""
 
 from __future__ import annotations
 

@@ -3,17 +3,22 @@
 Sans-I/O.  The host as a whole is one member: it arrives, starts its ranks when a world has begun, ends them when it is
 revoked, and reports.  So programs need not know of worlds, as under torchrun.  The only state of such a member is the
 number of worlds so far, which is equal on all hosts; this is its lineage.
+
+Hosts notify each other of the ends, conditions and waits of their ranks (``world_notices.py``), so each of them knows
+which rank of all failed first.  The host of that rank counts the restart and, when there are no more, ends the job.
+How many restarts there were goes with each host into the next world, and the largest number counts.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from asyncpar.core.addresses import split_address
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     HostTick,
@@ -29,9 +34,22 @@ from asyncpar.launch.agents.host_protocol import (
     SlotCommand,
     SlotEvent,
     StartRank,
+    WaitChanged,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
+from asyncpar.launch.agents.world_notices import (
+    ConditionNotice,
+    DoneNotice,
+    EndNotice,
+    Notice,
+    WaitsNotice,
+    decode_notice,
+    encode_notice,
+    name_notice,
+)
 from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
+from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
+from asyncpar.launch.wait_board import WaitBoard
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
@@ -44,15 +62,19 @@ from asyncpar.net.membership.world_messages import (
     MemberArrived,
     MemberDismissed,
     MemberLeft,
+    MemberNotice,
     MemberProgressed,
     MemberReady,
     MemberReported,
     MemberWaits,
     WorldAnnounced,
     WorldEnded,
+    WorldNotice,
     WorldStarted,
 )
 
+_JOB = "job"
+"""The budget of restarts is the job's."""
 _REASON_SECONDS = 0.3
 """Seconds from the failure of a rank until the others are ended, in which those that lost it can report it."""
 
@@ -61,25 +83,49 @@ class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that a host adds to a world, as all members receive it; ``rendezvous`` is the one its agent serves.
 
     Where there are certificates, ``certified`` has the numbers in those of the ranks, and ``role`` the label of the
-    role in the agent's.
+    role in the agent's.  ``place`` is the place that the host asks for in the first world.
     """
 
     slots: int
     rendezvous: str
     certified: tuple[int, ...] | None = None
     role: str | None = None
+    place: int | None = None
+
+
+class _Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """A host is ready for a world: the restarts that it knows of and, on the first host, the port for ``MASTER_PORT``.
+
+    Other hosts say 0.
+    """
+
+    restarts: int
+    port: int = 0
+
+
+_encode_readiness = msgspec.json.Encoder().encode
+_decode_readiness = msgspec.json.Decoder(_Readiness).decode
 
 
 @dataclass
 class _World:
-    """The world of this host."""
+    """The world of this host.  ``failures`` and ``done`` are ranks of all hosts, ``late`` failed after the signal."""
 
     announced: WorldAnnounced
     running: set[int] = field(default_factory=set)
     failures: list[RankEnd] = field(default_factory=list)
+    late: list[RankEnd] = field(default_factory=list)
     done: list[RankEnd] = field(default_factory=list)
+    done_hosts: set[str] = field(default_factory=set)
+    """The members whose ranks have all ended with code 0."""
+    given_up: dict[int, str] = field(default_factory=dict)
+    """By slot: how a rank was that was killed for it."""
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The number of the last notice of each name of each member."""
+    waits: WaitBoard = field(default_factory=WaitBoard)
     has_started: bool = False
     is_over: bool = False
+    has_signalled: bool = False
     why: str = ""
     stop_at: float | None = None
     kill_at: float | None = None
@@ -88,9 +134,17 @@ class _World:
     def is_done(self) -> bool:
         return self.has_started and not self.running and not self.failures
 
+    @property
+    def members(self) -> list[str]:
+        return [placed.name for placed in self.announced.members]
+
 
 class RestartedRanks:
-    """The ranks of one job on ``host``; ``own`` are those that it adds to each world."""
+    """The ranks of one job on ``host``; ``own`` are those that it adds to each world.
+
+    Without a quorum they are stopped until there is one again; the job ends here after ``parked_within`` seconds of it
+    (None: never).
+    """
 
     def __init__(
         self,
@@ -101,6 +155,7 @@ class RestartedRanks:
         own: HostRanks,
         free_port: Callable[[], int],
         draw: Callable[[], str],
+        parked_within: float | None = None,
     ) -> None:
         self._number = number
         self._record = record
@@ -108,38 +163,43 @@ class RestartedRanks:
         self._own = own
         self._free_port = free_port
         self._draw = draw
-        self._budget = RestartBudget[int](most=record.max_restarts, window=record.restart_window)
+        self._budget = RestartBudget[str](most=record.max_restarts, window=record.restart_window)
         self._member: str | None = None
         self._lineage = Lineage(0, b"")
         self._world: _World | None = None
         self._arrive_at: float | None = None
         self._end: JobEnd | None = None
         self._is_leaving = False
+        self._parked_within = parked_within
         self._is_parked = False
+        self._give_up_at: float | None = None
         self._leave_at: float | None = None
         self._is_over = False
         self._restarts = 0
+        """The restarts of the job after failures, as far as this host knows."""
+        self._unexplained: JobEnd | None = None
+        """The failures of a world in which ranks of this host have only lost others."""
+        self._notices = 0
 
     @property
     def next_deadline(self) -> float | None:
         """See ``SlotsMachine``."""
-        times = [self._arrive_at, self._leave_at]
-        times += [] if self._world is None else [self._world.stop_at, self._world.kill_at]
+        times = [self._arrive_at, self._leave_at, self._give_up_at]
+        if self._world is not None:
+            times += [self._world.stop_at, self._world.kill_at, self._world.waits.next_deadline]
         return min((at for at in times if at is not None), default=None)
 
     @property
     def restarts(self) -> dict[int, int]:
-        """The number of recent crashes of each slot."""
-        return {slot: self._budget.crashes(slot) for slot in range(self._record.slots)}
+        """The number of restarts of each slot: all ranks of the job start again together."""
+        return dict.fromkeys(range(self._own.slots), self._restarts)
 
     @property
     def ranks(self) -> dict[int, int]:
         """The ranks of the slots that run."""
         if self._world is None or not self._world.has_started:
             return {}
-        names = [placed.name for placed in self._world.announced.members]
-        before = self._hosts()[: names.index(str(self._member))] if self._member in names else []
-        offset = sum(ranks.slots for ranks in before)
+        offset = self._offset(self._world)
         return {slot: offset + slot for slot in sorted(self._world.running)}
 
     @property
@@ -162,10 +222,12 @@ class RestartedRanks:
                 commands = []
             case ConditionChanged() if self._is_parked:
                 commands = []
-            case ConditionChanged(slot, how):
-                commands = [PrintLine(f"rank of slot {slot} {how}")]
+            case ConditionChanged():
+                commands = self._condition_changed(event)
             case RankSilent(slot, how):
-                commands = [PrintLine(f"rank of slot {slot} {how}"), SignalRank(slot, signal.SIGKILL)]
+                commands = self._give_up(slot, how)
+            case WaitChanged(report):
+                commands = self._notify(WaitsNotice(report))
             case LeaveHost(grace, why):
                 commands = self._leave(grace, why, now)
             case HostTick():
@@ -173,8 +235,7 @@ class RestartedRanks:
             case JobClosed() | JobStopped() | HostDismissed():
                 commands = self._job_changed(event, now)
             case HostParked(why):
-                self._is_parked = bool(why)
-                commands = self._signal(signal.SIGSTOP if why else signal.SIGCONT)
+                commands = self._park(bool(why), now)
             case _:
                 commands = self._world_changed(event, now)
         return commands + self._over()
@@ -188,15 +249,17 @@ class RestartedRanks:
             return []
         self._member = f"{self._host}/all/{self._draw()}"
         address = msgspec.json.encode(self._own).decode()
-        arrived = MemberArrived(member=self._member, host=self._host, lineage=self._lineage, address=address)
+        arrived = MemberArrived(
+            member=self._member, host=self._host, lineage=self._lineage, address=address, place=self._own.place
+        )
         return [NotifyLeader(arrived), NotifyLeader(MemberProgressed(self._member, self._lineage))]
 
     def _world_changed(self, event: SlotEvent, now: float) -> list[SlotCommand]:
         match event:
             case WorldAnnounced():
-                return self._announced(event)
+                return self._announced(event, now)
             case WorldStarted(generation, addresses) if self._is_in(generation):
-                return self._started(addresses)
+                return self._started(addresses, now)
             case WorldEnded(generation, why) if self._is_in(generation):
                 return self._ended(why, now)
             case ChangePending(generation) if self._is_in(generation):
@@ -205,12 +268,14 @@ class RestartedRanks:
                 return self._dismissed("" if is_drained else why, now)
             case MemberWaits(member, why) if member == self._member:
                 return [PrintLine(f"this host waits: {why}")]
+            case WorldNotice(generation=generation, notice=notice) if self._is_in(generation):
+                return self._noticed(notice, now)
         return []
 
     def _is_in(self, generation: int) -> bool:
         return self._world is not None and self._world.announced.generation == generation
 
-    def _announced(self, announced: WorldAnnounced) -> list[SlotCommand]:
+    def _announced(self, announced: WorldAnnounced, now: float) -> list[SlotCommand]:
         self._lineage = Lineage(announced.generation + 1, b"")
         hosts = len(announced.members)
         printed: list[SlotCommand] = [PrintLine(f"{announced.change}; {hosts} host{'s' if hosts != 1 else ''}")]
@@ -220,14 +285,33 @@ class RestartedRanks:
         if self._member not in names:
             is_waiting = self._world is None
             return [*printed, NotifyLeader(MemberProgressed(self._member, self._lineage))] if is_waiting else printed
+        if (end := self._judge(announced, now)) is not None:
+            return [*printed, *self._close(end)]
         self._world = _World(announced)
         if names[0] != self._member:
-            return [*printed, NotifyLeader(MemberReady(self._member, announced.generation, ""))]
-        port = self._free_port()
-        ready = MemberReady(self._member, announced.generation, str(port))
+            return [*printed, self._ready(announced.generation, port=0)]
         there = self._hosts()
         size = sum(ranks.slots for ranks in there)
-        return [*printed, OpenRendezvous(announced.generation, size, _certified(there)), NotifyLeader(ready)]
+        ready = self._ready(announced.generation, port=self._free_port())
+        return [*printed, OpenRendezvous(announced.generation, size, _certified(there)), ready]
+
+    def _judge(self, announced: WorldAnnounced, now: float) -> JobEnd | None:
+        """Count failures that no change of hosts explains; return the end of the job if there were too many.
+
+        Ranks that lose each other although all are there would otherwise start again for ever.
+        """
+        end, self._unexplained = self._unexplained, None
+        is_same = not announced.change.left and not announced.change.joined
+        return end if end is not None and is_same and not self._count(now) else None
+
+    def _count(self, now: float) -> bool:
+        """Count a restart of the job; return whether it is allowed."""
+        self._restarts += 1
+        return self._budget.crash(_JOB, now) is not None
+
+    def _ready(self, generation: int, *, port: int) -> NotifyLeader:
+        readiness = _encode_readiness(_Readiness(restarts=self._restarts, port=port)).decode()
+        return NotifyLeader(MemberReady(str(self._member), generation, readiness))
 
     def _hosts(self) -> list[HostRanks]:
         """Return the ranks of each host of the world, in the order of their ranks."""
@@ -235,16 +319,23 @@ class RestartedRanks:
         members = self._world.announced.members
         return [msgspec.json.decode(placed.address, type=HostRanks) for placed in members]
 
-    def _started(self, addresses: tuple[str, ...]) -> list[SlotCommand]:
+    def _offset(self, world: _World) -> int:
+        """Return the number of the first rank of this host."""
+        if self._member not in world.members:
+            return 0
+        return sum(ranks.slots for ranks in self._hosts()[: world.members.index(self._member)])
+
+    def _started(self, addresses: tuple[str, ...], now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
         if world.is_over or world.has_started:
             return []
-        members, there = world.announced.members, self._hosts()
-        own = [placed.name for placed in members].index(str(self._member))
+        ready = [_decode_readiness(address) for address in addresses]
+        while self._restarts < max(one.restarts for one in ready):
+            self._count(now)  # another host has counted it first
+        there, offset = self._hosts(), self._offset(world)
         first, certified = there[0], _certified(there)
-        world.has_started, world.running = True, set(range(self._record.slots))
-        offset = sum(ranks.slots for ranks in there[:own])
+        world.has_started, world.running = True, set(range(self._own.slots))
         return [
             StartRank(
                 slot,
@@ -253,17 +344,17 @@ class RestartedRanks:
                     generation=world.announced.generation,
                     rank=offset + slot,
                     world_size=sum(ranks.slots for ranks in there),
-                    group_rank=own,
-                    group_world_size=len(members),
+                    group_rank=world.members.index(str(self._member)),
+                    group_world_size=len(there),
                     rendezvous=first.rendezvous,
                     master_addr=split_address(first.rendezvous)[0],
-                    master_port=int(addresses[0]),
+                    master_port=ready[0].port,
                     restarts=self._restarts,
                     certified=certified,
                     rendezvous_role=first.role,
                 ),
             )
-            for slot in range(self._record.slots)
+            for slot in range(self._own.slots)
         ]
 
     def _ended(self, why: str, now: float) -> list[SlotCommand]:
@@ -281,7 +372,6 @@ class RestartedRanks:
     def _report(self) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        self._restarts += 1
         report = MemberReport(generation=world.announced.generation, lineage=self._lineage)
         return [NotifyLeader(MemberReported(member=str(self._member), report=report, why=world.why))]
 
@@ -297,6 +387,94 @@ class RestartedRanks:
         self._world.is_over = True
         return printed + (self._stop(now) if not why else self._signal(signal.SIGKILL))
 
+    # -- notices -------------------------------------------------------------------------------------------------------
+
+    def _notify(self, notice: Notice) -> list[SlotCommand]:
+        """Notify all hosts of this world, this one included."""
+        world = self._world
+        if world is None or self._member is None or world.is_over:
+            return []
+        self._notices += 1
+        given = MemberNotice(
+            member=self._member,
+            generation=world.announced.generation,
+            name=name_notice(notice),
+            number=self._notices,
+            content=encode_notice(notice),
+        )
+        return [NotifyLeader(given)]
+
+    def _noticed(self, given: MemberNotice, now: float) -> list[SlotCommand]:
+        world = self._world
+        assert world is not None
+        key = given.member, given.name
+        if world.is_over or given.number <= world.numbers.get(key, 0):
+            return []
+        world.numbers[key] = given.number
+        match decode_notice(given.content):
+            case EndNotice(end):
+                return self._rank_ended(given.member, end, now)
+            case ConditionNotice(rank, how):
+                before = world.waits.condition(rank)
+                world.waits.set_condition(rank, how, now)
+                return self._announce_condition(rank, before)
+            case WaitsNotice(report):
+                before = world.waits.condition(report.rank)
+                world.waits.take(report, now)
+                return self._announce_condition(report.rank, before)
+            case DoneNotice():
+                world.done_hosts.add(given.member)
+                return self._done() if world.done_hosts.issuperset(world.members) else []
+
+    def _announce_condition(self, rank: int, before: str) -> list[SlotCommand]:
+        assert self._world is not None
+        how = self._world.waits.condition(rank)
+        return [] if how == before else [NotifyOfCondition(rank, how)]
+
+    def _rank_ended(self, member: str, end: RankEnd, now: float) -> list[SlotCommand]:
+        """Handle the end of a rank, which may be one of another host."""
+        world = self._world
+        assert world is not None
+        world.waits.forget(end.rank, now)
+        is_first_host = world.members[0] == self._member
+        commands: list[SlotCommand] = (
+            [AnnounceExit(end.generation, end.rank, end.ending)] if is_first_host else []
+        )  # nobody waits for it in the rendezvous any more
+        if member == self._member:
+            return commands
+        end = replace(end, at=now)  # the clocks of hosts differ
+        return commands + (self._failed_rank(end, now) if end.returncode else self._done_rank(end))
+
+    def _done_rank(self, end: RankEnd) -> list[SlotCommand]:
+        assert self._world is not None
+        self._world.done.append(end)
+        return []
+
+    def _failed_rank(self, end: RankEnd, now: float) -> list[SlotCommand]:
+        """Record a failure; let the others end, after a moment in which ranks that have lost that one can say so."""
+        world = self._world
+        assert world is not None
+        if world.has_signalled:
+            world.late += [end] if end.report is not None or end.lost else []
+            return []
+        world.failures.append(end)
+        if world.stop_at is None:
+            world.stop_at = now + _REASON_SECONDS
+        return [] if end.is_peer_error else [NotifyRanks(Loss(end.rank, end.host, end.ending))]
+
+    def _condition_changed(self, event: ConditionChanged) -> list[SlotCommand]:
+        ranks = self.ranks
+        notices = self._notify(ConditionNotice(ranks[event.slot], event.notice)) if event.slot in ranks else []
+        return [PrintLine(f"{self._title(event.slot)} {event.how}"), *notices]
+
+    def _title(self, slot: int) -> str:
+        return f"rank {self.ranks[slot]}" if slot in self.ranks else f"the rank of slot {slot}"
+
+    def _give_up(self, slot: int, how: str) -> list[SlotCommand]:
+        if self._world is not None:
+            self._world.given_up[slot] = how
+        return [PrintLine(f"{self._title(slot)} {how}; killing it"), SignalRank(slot, signal.SIGKILL)]
+
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _signal(self, number: int) -> list[SlotCommand]:
@@ -306,51 +484,55 @@ class RestartedRanks:
 
     def _stop(self, now: float) -> list[SlotCommand]:
         if self._world is not None and self._world.running:
-            self._world.kill_at = now + self._record.grace
+            self._world.kill_at, self._world.has_signalled = now + self._record.grace, True
         return self._signal(signal.SIGTERM)
 
     def _gone(self, slot: int, end: RankEnd, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None, "a process has a world"
         world.running.discard(slot)
-        if end.returncode != 0 and not world.is_over:
-            world.failures.append(end)
-            world.stop_at = world.stop_at or now + _REASON_SECONDS
-        elif end.returncode == 0 and not world.is_over:
-            world.done.append(end)
-        world.failures = add_leavers(world.failures, world.done)
+        if end.returncode and slot in world.given_up:
+            end = replace(end, lost=f"{world.given_up[slot]}, so the launcher killed it")
+        commands: list[SlotCommand] = []
+        if not world.is_over:
+            commands += self._notify(EndNotice(end))
+            commands += self._failed_rank(end, now) if end.returncode else self._done_rank(end)
         if world.running:
-            return []
+            return commands
         world.kill_at = None
         if self._member is None:
             self._world = None
-            return []
+            return commands
         if self._end is not None:
-            return []
+            return commands
         if self._is_leaving:
-            return [NotifyLeader(MemberLeft(self._member))]
+            return [*commands, NotifyLeader(MemberLeft(self._member))]
         if world.failures:
             world.stop_at = None
-            return self._failed(now)
-        return self._report() if world.is_over else self._done()
+            return commands + self._failed(now)
+        return commands + (self._report() if world.is_over else self._notify(DoneNotice()))
 
     def _done(self) -> list[SlotCommand]:
-        """Handle the successful end of all ranks of this host; those of the others are about to end."""
+        """Complete the job: all ranks of all hosts have ended with code 0."""
         return self._close(JobEnd(exit_code=0))
 
     def _failed(self, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        first = choose_first(world.failures)
-        is_own = not first.is_peer_error
-        if is_own and self._budget.crash(first.local_rank, now) is None:
-            return self._close(JobEnd(exit_code=first.exit_code, message=describe(world.failures)))
-        world.why = world.why or f"rank {first.rank} on {self._host} {first.ending}"
+        failures = add_leavers(world.failures, world.done)
+        first = choose_first(failures, world.late)
+        end = JobEnd(exit_code=first.exit_code, message=describe(failures, world.late))
+        is_own = not first.is_peer_error and 0 <= first.rank - self._offset(world) < self._own.slots
+        if is_own and not self._count(now):
+            return self._close(end)
+        self._unexplained = end if first.is_peer_error else None
+        world.why = world.why or f"rank {first.rank} on {first.host} {first.ending}"
         if world.is_over:
             return self._report()
         world.is_over = True
-        count = f" (restart {self._budget.crashes(first.local_rank)} of {self._budget.most})" if is_own else ""
-        return [PrintLine(f"{world.why}; starting all ranks again{count}"), *self._report()]
+        count = f" (restart {self._budget.crashes(_JOB)} of {self._budget.most})" if is_own else ""
+        printed = [PrintLine(f"{world.why}; starting all ranks again{count}")] if is_own or first.is_peer_error else []
+        return [*printed, *self._report()]
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -358,6 +540,8 @@ class RestartedRanks:
         commands: list[SlotCommand] = []
         if self._arrive_at is not None and now >= self._arrive_at and self._world is None:
             commands += self._arrive()
+        if self._give_up_at is not None and now >= self._give_up_at and self._end is None:
+            commands += self._give_up_job(now)
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
             commands += self._stop(now)
@@ -368,6 +552,8 @@ class RestartedRanks:
         if world is not None and world.kill_at is not None and now >= world.kill_at:
             world.kill_at = None
             commands += self._signal(signal.SIGKILL)
+        if world is not None and not world.is_over:
+            commands += [PrintLine(line) for line in world.waits.report(now)]
         return commands
 
     def _close(self, end: JobEnd) -> list[SlotCommand]:
@@ -384,6 +570,19 @@ class RestartedRanks:
             case HostDismissed(why):
                 return self._dismissed(why, now)
         return []
+
+    def _park(self, is_parked: bool, now: float) -> list[SlotCommand]:
+        self._is_parked, self._give_up_at = is_parked, None
+        if is_parked and self._parked_within is not None:
+            self._give_up_at = now + self._parked_within
+        return self._signal(signal.SIGSTOP if is_parked else signal.SIGCONT)
+
+    def _give_up_job(self, now: float) -> list[SlotCommand]:
+        """End the job on this host: the others may go on without it, or have lost each other, too."""
+        within, self._give_up_at, self._arrive_at = self._parked_within, None, None
+        why = f"no quorum of the hosts was reached for {within:g} s (--reconnect-within); the job ends here"
+        self._end = JobEnd(exit_code=1, message=why)
+        return [PrintLine(why), *self._stop(now)]
 
     def _leave(self, grace: float, why: str, now: float) -> list[SlotCommand]:
         if self._is_leaving:

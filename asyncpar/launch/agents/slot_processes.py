@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.host_protocol import (
@@ -24,6 +25,7 @@ from asyncpar.launch.agents.host_protocol import (
     RankWrote,
     SlotEvent,
     StartRank,
+    WaitChanged,
     WriteToRank,
 )
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
@@ -37,6 +39,7 @@ from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, find_room, rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.launch.wait_board import WaitReport
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_rank_line, encode_line
 from asyncpar.net.membership.world_director import STOPPED_PATIENCE
@@ -47,7 +50,11 @@ _LAST_WORDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlace:
-    """The facts about a host that its ranks need; ``environment`` is inherited.  A witness has no ranks."""
+    """The facts about a host that its ranks need; ``environment`` is inherited.  A witness has no ranks.
+
+    ``slots`` is the number of ranks here of jobs that start again with every world, ``log_directory`` where logs of
+    ranks are (None: what the job says), ``node_rank`` the place that this host asks for (None: any).
+    """
 
     host: str
     host_id: str
@@ -56,6 +63,9 @@ class HostPlace:
     environment: Mapping[str, str]
     certificates: JobCertificates | None = None
     is_witness: bool = False
+    slots: int | None = None
+    log_directory: str | None = None
+    node_rank: int | None = None
     post_mortem: str | None = None
     """The directory for the remains of jobs that fail; None: nothing is kept."""
 
@@ -95,7 +105,8 @@ class SlotProcesses:
         self._running: dict[int, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = 0
-        directory = None if record.log_directory is None else Path(record.log_directory)
+        logs = place.log_directory or record.log_directory
+        directory = None if logs is None else Path(logs)
         self._tools = WorkerGroupTools(
             reaper=reaper,
             display=display,
@@ -104,6 +115,7 @@ class SlotProcesses:
             grace=record.grace,
             on_rank_end=self._ended,
             on_state=lambda _: None,
+            on_report=self._report_waits,
             on_broken_output=lambda _: None,
             post_mortem=remains,
         )
@@ -124,6 +136,16 @@ class SlotProcesses:
         running = self._running.get(slot)
         if running is not None:
             running.group.signal(number)
+
+    def notify_loss(self, loss: Loss) -> None:
+        """Notify all ranks of this host, except the lost one, of a loss."""
+        for running in self._running.values():
+            running.group.notify_loss(loss)
+
+    def notify_condition(self, rank: int, how: str) -> None:
+        """Notify all ranks of this host, except ``rank``, of the condition of that one."""
+        for running in self._running.values():
+            running.group.notify_condition(rank, how)
 
     def write(self, order: WriteToRank) -> None:
         """Write to the pipe of a member, if its process runs."""
@@ -172,7 +194,8 @@ class SlotProcesses:
 
     def _plan(self, order: StartRank, pipe: int) -> RankPlan:
         record, own = self._record, self._place
-        processes = record.slots + record.spares
+        is_elastic = record.mode is ElasticMode.RANKS
+        processes = record.slots + record.spares if is_elastic else own.slots or record.slots
         place = LaunchEnvironment(
             rank=order.slot,
             local_rank=order.slot,
@@ -212,7 +235,6 @@ class SlotProcesses:
                 rendezvous_role=world.rendezvous_role,
             )
         base = {**own.environment, **record.environment}
-        is_elastic = record.mode is ElasticMode.RANKS
         if not is_elastic:
             os.close(pipe)
         return RankPlan(
@@ -250,6 +272,10 @@ class SlotProcesses:
             running.silent.cancel()
         self._feed(RankGone(end.local_rank, end))
 
+    def _report_waits(self, report: WaitReport) -> None:
+        if self._record.mode is ElasticMode.RESTART:  # the ranks of others change their numbers with each world
+            self._feed(WaitChanged(report))
+
     def _changed(self, slot: int, state: RankState) -> None:
         """Handle a process that is stopped or hung, or has recovered."""
         running = self._running.get(slot)
@@ -268,9 +294,10 @@ class SlotProcesses:
         limit = limits.of(state.condition)
         if state.condition is Condition.STOPPED and self._record.mode is ElasticMode.RANKS:
             limit = STOPPED_PATIENCE if limit is None else min(STOPPED_PATIENCE, limit)
-            self._feed(ConditionChanged(slot, f"{how}{at}"))
+            self._feed(ConditionChanged(slot, f"{how}{at}", state.describe()))
         else:
-            self._feed(ConditionChanged(slot, f"{how}; {limits.explain(state.condition, 'it')}{at}"))
+            explained = f"{how}; {limits.explain(state.condition, 'it')}{at}"
+            self._feed(ConditionChanged(slot, explained, state.describe()))
         if limit is not None:
             loop = asyncio.get_running_loop()
             running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))

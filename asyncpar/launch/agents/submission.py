@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import signal
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from asyncpar.core.addresses import is_ours, join_address, loopback, resolve, split_address
+from asyncpar.core.addresses import check_bindable, is_ours, join_address, loopback, resolve, spell_host, split_address
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.signals import TERMINATING
-from asyncpar.errors import AuthenticationError, LaunchError, UsageError
+from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address
 from asyncpar.launch.agents.agent_process import AgentProcess
 from asyncpar.launch.agents.any_agent import AnyAgent
@@ -24,7 +25,7 @@ from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
 from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_view
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
-from asyncpar.launch.agents.requests import CancelRequest, SubmitRequest, program_version
+from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import make_log_directory
@@ -36,6 +37,7 @@ from asyncpar.launch.rank_process import rank_command
 from asyncpar.launch.run import new_loop
 from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.checked_settings import check_settings
+from asyncpar.net.membership.host import host_name
 from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import JobSummary
@@ -53,23 +55,22 @@ _SETTINGS_PREFIX = "ASYNCPAR_"
 _NOT_SETTINGS = ("ASYNCPAR_SECRET_FILE", "ASYNCPAR_CERTS")
 
 
-def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> int | None:
-    """Run the job on agents, or act as one, and return its exit code; None if only launchers take part in the job.
+def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> int:
+    """Run the job on agents, or act as one, and return its exit code.
 
     Raises ``UsageError`` before anything starts when the options do not fit this machine or the agents.
     """
     where = parse_address("--rdzv-endpoint", options.endpoint or loopback())
-    wants_ranks = options.elastic == ElasticMode.RANKS
-    is_later = wants_ranks and (options.node_rank or 0) > 0
+    is_later = (options.node_rank or 0) > 0
+    options, credentials = adopt_credentials(options, where)
+    client = ControlClient(where, credentials.rpc, seconds=_PROBE_SECONDS)
     try:
-        options, credentials = adopt_credentials(options, where)
-        client = ControlClient(where, credentials.rpc, seconds=_PROBE_SECONDS)
         view = asyncio.run(find_group(client, patience=options.timeout if is_later else 0.0))
-    except (NoAgent, AuthenticationError, UsageError) as error:
-        if not wants_ranks:
-            return None  # launchers meet at that address, with a secret of their own
-        if not isinstance(error, NoAgent) or is_later:
+    except NoAgent:
+        if is_later:
             raise
+        if options.elastic == ElasticMode.RESTART:
+            options.check_endpoint()
         view = None
     is_submitted = view is not None and not view.is_for_one_job
     for name, given in (("--post-mortem", options.post_mortem), ("--metrics", options.observers.metrics)):
@@ -84,9 +85,8 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
             if view is not None and not view.is_for_one_job:
                 submission = _Submission(record, where, credentials.rpc, display, view)
                 return runner.run(submission.run(options.observers))
-            return runner.run(
-                _be_an_agent(options, record, where, credentials, display, environment, founds=view is None)
-            )
+            acting = _be_an_agent(options, record, where, credentials, display, environment, founds=view is None)
+            return runner.run(acting)
     finally:
         stdout.close(patience=_OUTPUT_PATIENCE)
         stderr.close(patience=_OUTPUT_PATIENCE)
@@ -130,6 +130,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
     check_settings(environment)
     program = str(Path(options.program).absolute()) if options.kind is ProgramKind.SCRIPT else options.program
     logs = make_log_directory(options)
+    window = _WINDOW_SECONDS if options.elastic == ElasticMode.RANKS else math.inf
     settings = {
         name: value
         for name, value in environment.items()
@@ -150,9 +151,10 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         most_hosts=options.nnodes,
         last_call=options.last_call,
         max_restarts=options.max_restarts,
-        restart_window=options.restart_window or _WINDOW_SECONDS,
+        restart_window=options.restart_window or window,
         grace=options.grace,
         timeout=options.timeout,
+        reconnect=options.reconnect,
         silent_after=options.silent_after,
         stopped_after=options.stopped_after,
         busy_after=options.busy_after,
@@ -264,22 +266,49 @@ async def _be_an_agent(
 ) -> int:
     """Act as the agent of this host for this job alone, in a group with the other launchers."""
     host, _ = split_address(where)
-    listen = where if options.endpoint is not None else join_address(host, 0)
-    if founds and not is_ours(resolve(host)):
+    is_here = is_ours(resolve(host))
+    if founds and not is_here:
         raise NoAgent(
             f"--rdzv-endpoint: no agent answers at {where}, which is another host; start the launcher there first, or "
             "name a host that is in the job"
         )
+    listen: str | None = where if options.endpoint is not None else join_address(host, 0)
+    if not founds:
+        listen = None if options.local_addr is None else join_address(spell_host(options.local_addr), AGENTS_PORT)
     agent = AgentOptions(
         join=() if founds else (where,),
-        listen=listen if founds else None,
-        name=options.host_name,
+        listen=listen,
+        node_rank=0 if founds else options.node_rank,
+        name=options.host_name or _own_name(options, is_guest=is_here and not founds),
         grace=options.grace,
         post_mortem=options.post_mortem,
         observers=options.observers if founds else options.observers.of_host,
     )
     process = AgentProcess(agent, credentials, display, environment, job=record)
-    end = await process.run()
+    try:
+        end = await process.run()
+    except UsageError as error:
+        if not founds or options.node_rank is not None or _is_free(where):
+            raise
+        try:  # another launcher on this host was faster
+            await find_group(ControlClient(where, credentials.rpc, seconds=_PROBE_SECONDS), patience=_PROBE_SECONDS)
+        except NoAgent:
+            raise error from None
+        return await _be_an_agent(options, record, where, credentials, display, environment, founds=False)
     if end is None:
         return process.exit_code
     return end.exit_code or process.exit_code
+
+
+def _own_name(options: LaunchOptions, *, is_guest: bool) -> str | None:
+    """Return the name of one of several launchers on the host of the first one; None: the host's name."""
+    return f"{host_name()}-{os.getpid() if options.node_rank is None else options.node_rank}" if is_guest else None
+
+
+def _is_free(address: str) -> bool:
+    """Return whether a server can be bound to ``address``."""
+    try:
+        check_bindable(*split_address(address))
+    except UsageError:
+        return False
+    return True

@@ -117,7 +117,7 @@ def _step(job: SlurmJob) -> str:
     least = job.least_nodes or job.nodes
     flags = {ProgramKind.MODULE: ["--module"], ProgramKind.PROGRAM: ["--no-python"]}.get(job.kind, [])
     # each task fills in its own values: the launcher of the first node founds the group of agents
-    own = '--node-rank "$SLURM_NODEID"' + (' --host-name "$SLURMD_NODENAME"' if job.elastic == "ranks" else "")
+    own = '--node-rank "$SLURM_NODEID" --host-name "$SLURMD_NODENAME"'
     agent = f'exec {shlex.quote(job.python)} -m asyncpar launch {own} "$@"'
     launch = ["--nproc-per-node", str(job.tasks_per_node), "--elastic", job.elastic]
     launch += ["--max-restarts", str(job.max_restarts), *flags, job.program, *job.arguments]

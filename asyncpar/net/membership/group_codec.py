@@ -42,6 +42,7 @@ _KINDS: dict[str, type[Any]] = {
         worlds.MemberLeft,
         worlds.MemberFailed,
         worlds.MemberDied,
+        worlds.MemberNotice,
         worlds.HostDraining,
         worlds.HostLeaving,
         worlds.CommandsWanted,
@@ -51,6 +52,8 @@ _KINDS: dict[str, type[Any]] = {
         worlds.MembersWanted,
         worlds.MemberDismissed,
         worlds.MemberWaits,
+        worlds.WorldNotice,
+        worlds.JobWaits,
         worlds.JobStopped,
     )
 }

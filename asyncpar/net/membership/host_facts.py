@@ -17,6 +17,7 @@ from asyncpar.net.membership.world_messages import (
     MemberFailed,
     MemberHealing,
     MemberLeft,
+    MemberNotice,
     MemberProgressed,
     MemberReady,
     MemberReported,
@@ -59,8 +60,9 @@ class HostFacts:
                 self._facts["withdrawn", member] = event
             case MemberStopped(member) | MemberResumed(member):
                 self._facts["stopped", member] = event
-            case MemberReady() | MemberReported() | MemberDraining():
-                self._facts[type(event).__name__, event.member] = event
+            case MemberReady() | MemberReported() | MemberDraining() | MemberNotice():
+                kind = f"notice: {event.name}" if isinstance(event, MemberNotice) else type(event).__name__
+                self._facts[kind, event.member] = event
             case MemberLeft(member) | MemberFailed(member, _, _) | MemberDied(member=member):
                 self._forget(member)
                 self._ends.setdefault(member, event)
@@ -97,7 +99,7 @@ def _is_settled(
             return event.member in members and not isinstance(event, MemberWithdrawn)
         case MemberStopped() | MemberResumed():
             return event.member not in members
-        case MemberReady(_, generation, _):
+        case MemberReady(generation=generation) | MemberNotice(generation=generation):
             return generation < state.generation - 1
         case MemberReported(report=report):
             return report.generation < state.generation - 1

@@ -86,6 +86,8 @@ class WorldRules:
     """Whether further members fetch the state."""
     is_responding: Callable[[str], bool] = lambda _: True
     """Whether the host of a member responds."""
+    rank_order: Callable[[str], tuple[float, str]] = lambda member: (0.0, member)
+    """The key by which the members of the first world are ordered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,11 @@ class ElasticDirector:
         self._world = _Current(generation, members, now)
 
     @property
+    def lacks_members(self) -> bool:
+        """Whether the last world is over, and too few are left for another one."""
+        return self._world is not None and self._world.has_called
+
+    @property
     def has_begun(self) -> bool:
         return self._world is not None
 
@@ -316,7 +321,7 @@ class ElasticDirector:
     def _form_first(self, now: float) -> list[DirectorCommand]:
         if len(self._newcomers) < self._size:
             return []
-        members = tuple(sorted(self._newcomers))
+        members = tuple(sorted(self._newcomers, key=self._rules.rank_order))
         lineages = [self._newcomers[member].lineage for member in members]
         if len(set(lineages)) > 1:
             shown = ", ".join(f"{member}: {lineage}" for member, lineage in zip(members, lineages, strict=True))

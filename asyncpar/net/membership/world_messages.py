@@ -56,6 +56,8 @@ class WorldTerms(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     last_call: float = 5.0
     report_within: float = 10.0
+    wait_within: float | None = None
+    """Seconds for which the job waits for ``least_hosts``, before it ends; None: as long as they take."""
     on_total_loss: str = "restart"
     """See ``OnTotalLoss``."""
 
@@ -88,7 +90,8 @@ class JobClosed(msgspec.Struct, frozen=True, kw_only=True):
 class MemberArrived(msgspec.Struct, frozen=True, kw_only=True):
     """``member`` waits for its first world, with ``lineage``, and serves its state to others at ``address``.
 
-    ``settings``, by name, are equal in all members.
+    ``settings``, by name, are equal in all members.  ``place`` is the place that its host asks for in the first world;
+    hosts that ask for none come last.
     """
 
     member: str
@@ -96,6 +99,7 @@ class MemberArrived(msgspec.Struct, frozen=True, kw_only=True):
     lineage: Lineage
     settings: tuple[tuple[str, str], ...] = ()
     address: str = ""
+    place: int | None = None
 
 
 class MemberHealing(msgspec.Struct, frozen=True):
@@ -176,6 +180,19 @@ class MemberDied(msgspec.Struct, frozen=True):
     """Lower bound of the steps committed there; -1: it never asked to commit one."""
 
 
+class MemberNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice of ``member`` to the hosts of the world of ``generation``; the leader passes it on as a ``WorldNotice``.
+
+    It supersedes those of the same ``name`` with lower numbers.
+    """
+
+    member: str
+    generation: int
+    name: str
+    number: int
+    content: bytes
+
+
 class HostDraining(msgspec.Struct, frozen=True):
     """The members of ``host`` are to leave at the end of a step, and none may join there; False: no longer so."""
 
@@ -208,6 +225,7 @@ HostEvent = (
     | MemberLeft
     | MemberFailed
     | MemberDied
+    | MemberNotice
     | HostDraining
     | HostLeaving
 )
@@ -274,6 +292,21 @@ class MemberWaits(msgspec.Struct, frozen=True):
     why: str
 
 
+class WorldNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of the world of ``generation`` notifies the hosts of that world; see ``MemberNotice``."""
+
+    generation: int
+    notice: MemberNotice
+
+
+class JobWaits(msgspec.Struct, frozen=True):
+    """Job ``number`` waits for hosts: ``text`` says for how many.  ``report`` counts these reports."""
+
+    number: int
+    text: str
+    report: int
+
+
 class JobStopped(msgspec.Struct, frozen=True):
     """There can be no further world of job ``number``."""
 
@@ -303,6 +336,8 @@ HostCommand = (
     | MembersWanted
     | MemberDismissed
     | MemberWaits
+    | WorldNotice
+    | JobWaits
     | JobStopped
     | HostParked
     | HostDismissed

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
@@ -33,11 +33,13 @@ from asyncpar.net.membership.world_messages import (
     HostEvent,
     HostLeaving,
     HostParked,
+    JobWaits,
     MemberArrived,
     MemberDied,
     MembersWanted,
     WorldAnnounced,
     WorldEnded,
+    WorldNotice,
     WorldStarted,
     WorldStatus,
 )
@@ -359,7 +361,7 @@ class WorldService:
                 if nodes:
                     self._feed(consensus.Propose(encode_group(state), voters, nodes))
             case CommandHosts(given):
-                self._commanded.append(given)
+                self._commanded = [*_still_current(self._commanded, given), given]
                 self._pass_on(given)
                 for one in self._state.nodes:
                     if one.node in self._peers:
@@ -425,14 +427,14 @@ class WorldService:
         """Pass on a command of the leader, once in the current world."""
         generation = -1 if self._state.world is None else self._state.world.generation
         if (
-            isinstance(command, WorldStarted | WorldEnded | ChangePending | MembersWanted)
+            isinstance(command, WorldStarted | WorldEnded | ChangePending | MembersWanted | WorldNotice)
             and command.generation != generation
         ):
             if command.generation > generation:
                 self._early.append(command)
             return
         if command not in self._passed_on and not self._is_dismissed:
-            self._passed_on.add(command)
+            self._passed_on = {*_still_current(self._passed_on, command), command}
             self._outbox.put_nowait(command)
 
     def _report_to_leader(self, event: HostEvent) -> None:
@@ -555,6 +557,22 @@ class WorldService:
         decode_group(known.content)
         if self._node is not None and set(known.nodes) & set(self._node.decided.nodes):
             self._feed(consensus.MessageReceived(sender, consensus.Learn(known.generation, known)))
+
+
+def _still_current(commands: Iterable[HostCommand], given: HostCommand) -> Iterable[HostCommand]:
+    """Return those of ``commands`` that ``given`` does not supersede."""
+    subject = _subject(given)
+    return commands if subject is None else [one for one in commands if _subject(one) != subject]
+
+
+def _subject(command: HostCommand) -> tuple[str, ...] | None:
+    """Return the subject of ``command`` if a later one about it supersedes it."""
+    match command:
+        case WorldNotice(notice=notice):
+            return "notice", notice.member, notice.name
+        case JobWaits():
+            return ("waits",)
+    return None
 
 
 def _version() -> str:

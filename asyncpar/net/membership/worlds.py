@@ -7,6 +7,7 @@ have arrived, are ready, have reported) is known to the hosts, which report it a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from functools import partial
 import msgspec
 
 from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.net.membership.host_arrivals import HostArrivals
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.next_world import FormWorld, WorldRules
 from asyncpar.net.membership.restart_budget import RestartBudget, wait_after
@@ -34,6 +36,7 @@ from asyncpar.net.membership.world_messages import (
     JobClosed,
     JobOpened,
     JobStopped,
+    JobWaits,
     MemberArrived,
     MemberDied,
     MemberDismissed,
@@ -41,6 +44,7 @@ from asyncpar.net.membership.world_messages import (
     MemberFailed,
     MemberHealing,
     MemberLeft,
+    MemberNotice,
     MemberProgressed,
     MemberReady,
     MemberReported,
@@ -51,6 +55,7 @@ from asyncpar.net.membership.world_messages import (
     PlacedMember,
     WorldAnnounced,
     WorldChange,
+    WorldNotice,
     describe_full,
 )
 
@@ -192,6 +197,8 @@ class WorldMachine:
         self._director: ElasticDirector | None = None
         self._first = _FirstWorld()
         self._placed: dict[str, PlacedMember] = {}
+        self._places: dict[str, int] = {}
+        """The places that members ask for in the first world."""
         self._healing: dict[str, str] = {}
         """The hosts of members that fetch the state."""
         self._losses = RestartBudget[str](most=FORGIVEN_LOSSES, window=LOSSES_WITHIN)
@@ -200,6 +207,10 @@ class WorldMachine:
         self._draining: set[str] = set()
         self._quiet: frozenset[str] = frozenset()
         self._has_stopped = False
+        self._arrivals = HostArrivals()
+        self._short_since: float | None = None
+        """The time since which the job has too few hosts for a world."""
+        self._reports = 0
         self._failures = _Failures(-1, set())
         self._generation = state.generation
         """The generation of the next world, counting undecided changes."""
@@ -209,6 +220,7 @@ class WorldMachine:
         """Resume the job and the world of the state."""
         self._generation = max(self._generation, self._state.generation)
         self._director, self._first, self._has_stopped = None, _FirstWorld(), False
+        self._places.clear()
         self._steps = UNKNOWN
         """Lower bound of the steps committed by lost members."""
         world = self._state.world
@@ -233,6 +245,7 @@ class WorldMachine:
                 may_end=lambda members: all(self._placed[member].host in self._draining for member in members),
                 are_more_coming=lambda: bool(self._healing),
                 is_responding=lambda member: self._placed[member].host not in self._quiet,
+                rank_order=lambda member: (self._places.get(member, math.inf), member),
             ),
             report_within=job.terms.report_within,
             gather_for=GATHER_SECONDS,
@@ -408,6 +421,8 @@ class WorldMachine:
             return  # a repeated report
         self._placed[event.member] = PlacedMember(name=event.member, host=event.host, address=event.address)
         if director is None:
+            if event.place is not None:
+                self._places[event.member] = event.place
             self._first.arrived[event.member] = event
             self._consider_first(now)
         else:
@@ -435,6 +450,9 @@ class WorldMachine:
                 is_repeated = report.generation < director.generation and member in director.members
                 if not is_repeated:
                     self._obey(director.report(member, report, now, why))
+            case MemberNotice(member=member, generation=generation) if director is not None:
+                if generation == director.generation and member in director.all_members:
+                    self._command(WorldNotice(generation=generation, notice=event))
             case MemberStopped() | MemberResumed():
                 self._stopped(event, now)
             case _:
@@ -473,10 +491,8 @@ class WorldMachine:
         failures.reported.add(failure)
         failures.counts[_place(member)] = failures.counts.get(_place(member), 0) + 1
         self._lost(member, f"failed at step {step}: {why}", now)
-        if failures.are_everywhere and not self._has_stopped:
-            self._has_stopped = True
-            why = f"step {step}: it failed in every place; the fault is in the program, not in the world: {why}"
-            self._command(JobStopped(job.number, why))
+        if failures.are_everywhere:
+            self._stop(f"step {step}: it failed in every place; the fault is in the program, not in the world: {why}")
 
     def _lost(self, member: str, how: str, now: float) -> None:
         self._first.arrived.pop(member, None)
@@ -508,9 +524,8 @@ class WorldMachine:
         later = [arrived for arrived in first.arrived.values() if arrived.host not in chosen]
         lineages = [arrived.lineage for arrived in members]
         why = _difference(members) or refuse_to_begin_with(job.terms.on_total_loss, self._state.world, lineages)
-        if why and not self._has_stopped:
-            self._has_stopped = True
-            self._command(JobStopped(job.number, why))
+        if why:
+            self._stop(why)
         if self._has_stopped:
             return
         self._first = _FirstWorld()
@@ -537,6 +552,38 @@ class WorldMachine:
             self._consider_first(now)
         else:
             self._obey(self._director.tick(now))
+        self._consider_waiting(now)
+
+    def _consider_waiting(self, now: float) -> None:
+        """Report that the job waits for hosts, and end it after the time that its terms allow."""
+        job, director = self._state.job, self._director
+        if job is None or not self._state.is_job_open or self._has_stopped:
+            return
+        least = job.terms.least_hosts
+        hosts = [node.name for node in self._state.nodes if not node.is_witness and node.name not in self._draining]
+        has_no_world = director is None or director.lacks_members
+        if not has_no_world or len(hosts) >= least:  # ranks of hosts that are here may take their time
+            self._short_since = None
+            self._arrivals.end()
+            return
+        if self._short_since is None:
+            self._short_since = now
+            self._arrivals.change(now)
+        if text := self._arrivals.report(hosts, least, now):
+            self._reports += 1
+            self._command(JobWaits(job.number, text, self._reports))
+        limit = job.terms.wait_within
+        if limit is not None and now - self._short_since >= limit:
+            self._stop(
+                f"waited {limit:g} s for {least} host{'s' if least != 1 else ''} (--nnodes); present: "
+                f"{', '.join(hosts) or 'nobody'}. Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
+            )
+
+    def _stop(self, why: str) -> None:
+        """Stop the job: there can be no further world."""
+        if self._state.job is not None and not self._has_stopped:
+            self._has_stopped = True
+            self._command(JobStopped(self._state.job.number, why))
 
     def _obey(self, commands: Sequence[DirectorCommand]) -> None:
         director = self._director
@@ -548,9 +595,8 @@ class WorldMachine:
                 self._command(command)
         if director.trouble == ALL_LOST:
             self._begin_anew()
-        elif director.trouble is not None and not self._has_stopped and self._state.job is not None:
-            self._has_stopped = True
-            self._command(JobStopped(self._state.job.number, director.trouble))
+        elif director.trouble is not None:
+            self._stop(director.trouble)
 
     def _announce(self, formed: FormWorld) -> None:
         generation = formed.change.generation
@@ -574,9 +620,8 @@ class WorldMachine:
             return
         steps = max(self._steps, UNKNOWN if last is None or not last.lineage.step else last.lineage.step)
         self._steps = UNKNOWN
-        if (why := refuse_to_begin_anew(job.terms.on_total_loss, steps)) and not self._has_stopped:
-            self._has_stopped = True
-            self._command(JobStopped(job.number, why))
+        if why := refuse_to_begin_anew(job.terms.on_total_loss, steps):
+            self._stop(why)
         change = WorldChange(generation=self._generation, left=director.all_members, why=ALL_LOST, is_by_loss=True)
         world = WorldAnnounced(
             generation=self._generation, members=(), lineage=Lineage(steps, b""), decision=Decision.ABORT, change=change

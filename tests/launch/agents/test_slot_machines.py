@@ -111,6 +111,10 @@ def record(mode: ElasticMode, *, slots: int = 1, spares: int = 0, restarts: int 
     )
 
 
+READY = ('{"restarts":0,"port":7}', '{"restarts":0,"port":0}')
+"""The readiness of two hosts for a world: the first one has a port for ``MASTER_PORT``."""
+
+
 def announced(generation: int, *members: PlacedMember) -> WorldAnnounced:
     return WorldAnnounced(
         generation=generation,
@@ -124,7 +128,14 @@ def announced(generation: int, *members: PlacedMember) -> WorldAnnounced:
 class Host:
     """A conversation with the machine of host ``a``."""
 
-    def __init__(self, mode: ElasticMode, *, certified: tuple[int, ...] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        mode: ElasticMode,
+        *,
+        certified: tuple[int, ...] | None = None,
+        parked_within: float | None = None,
+        **settings: Any,
+    ) -> None:
         names = count()
         job = record(mode, **settings)
 
@@ -138,7 +149,9 @@ class Host:
             own = HostRanks(
                 slots=job.slots, rendezvous="a:1", certified=certified, role=None if certified is None else "agent-4"
             )
-            self.machine = RestartedRanks(1, job, host="a", own=own, free_port=lambda: 7, draw=draw)
+            self.machine = RestartedRanks(
+                1, job, host="a", own=own, free_port=lambda: 7, draw=draw, parked_within=parked_within
+            )
         self.now = 0.0
         self.last: list[SlotCommand] = self.machine.begin(0.0)
 
@@ -491,8 +504,8 @@ def test_ranks_that_know_of_no_worlds_start_and_end_with_each() -> None:
     other = PlacedMember(name="b/all/0", host="b", address='{"slots": 1, "rendezvous": "b:1"}')
     host.feed(announced(3, own, other))
     assert host.of(OpenRendezvous) == [OpenRendezvous(3, 3)]
-    assert host.reported == [MemberReady(own.name, 3, "7")]
-    host.feed(WorldStarted(3, ("7", "")))
+    assert host.reported == [MemberReady(own.name, 3, READY[0])]
+    host.feed(WorldStarted(3, READY))
     places = [start.place for start in host.of(StartRank)]
     assert [(place.rank, place.world_size, place.group_rank) for place in places] == [(0, 3, 0), (1, 3, 0)]
     host.feed(WorldEnded(3, "b is lost"))
@@ -513,7 +526,7 @@ def test_ranks_that_start_with_each_world_learn_whose_certificates_its_ranks_hav
     own = PlacedMember(name="a/all/0", host="a", address=arrived.address)
     host.feed(announced(3, own, other))
     assert host.of(OpenRendezvous) == [OpenRendezvous(3, 3, (8, 9, 5))]
-    host.feed(WorldStarted(3, ("7", "")))
+    host.feed(WorldStarted(3, READY))
     assert {(start.place.certified, start.place.rendezvous_role) for start in host.of(StartRank)} == {
         ((8, 9, 5), "agent-4")
     }
@@ -522,7 +535,7 @@ def test_ranks_that_start_with_each_world_learn_whose_certificates_its_ranks_hav
     host.gone(1, -signal.SIGTERM)
     host.feed(announced(4, other, own))
     assert host.of(OpenRendezvous) == []
-    host.feed(WorldStarted(4, ("7", "")))
+    host.feed(WorldStarted(4, READY))
     assert [(start.place.rank, start.place.certified, start.place.rendezvous_role) for start in host.of(StartRank)] == [
         (1, (5, 8, 9), "agent-2"),
         (2, (5, 8, 9), "agent-2"),
@@ -534,7 +547,7 @@ def test_a_failed_rank_ends_the_others_of_its_host_and_says_why() -> None:
     own = PlacedMember(name=host.reported[0].member, host="a", address=host.reported[0].address)
     for generation, expected in ((0, MemberReported), (1, JobClosed)):
         host.feed(announced(generation, own))
-        host.feed(WorldStarted(generation, ("7",)))
+        host.feed(WorldStarted(generation, READY[:1]))
         host.gone(1, 3)
         host.wait(1.0)
         assert host.of(SignalRank) == [SignalRank(0, signal.SIGTERM)]
@@ -622,13 +635,32 @@ def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -
     started = Host(ElasticMode.RESTART, slots=2)
     member = next(one.event.member for one in started.last if isinstance(one, NotifyLeader))  # type: ignore[union-attr]
     started.feed(announced(0, PlacedMember(name=member, host="a", address=address)))
-    started.feed(WorldStarted(0, ("7",)))
+    started.feed(WorldStarted(0, READY[:1]))
     assert started.feed(HostParked("no quorum")) == [SignalRank(slot, signal.SIGSTOP) for slot in (0, 1)]
     assert started.feed(RankSilent(0, "is stopped")) == []
     ended = started.feed(WorldEnded(0, "it was replaced"))
     numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
     assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process receives nothing"
     assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]
+
+
+def test_a_launcher_without_a_quorum_for_too_long_ends_its_ranks_and_the_job_here() -> None:
+    host = Host(ElasticMode.RESTART, slots=1, parked_within=5.0)
+    own = PlacedMember(name=host.reported[0].member, host="a", address=host.reported[0].address)
+    host.feed(announced(0, own))
+    host.feed(WorldStarted(0, READY[:1]))
+    host.feed(HostParked("no quorum"))
+    host.wait(4.0)
+    host.feed(HostParked(""))
+    host.wait(10.0)
+    assert host.last == []
+    host.feed(HostParked("no quorum"))
+    host.wait(5.0)
+    assert host.of(SignalRank) == [SignalRank(0, signal.SIGTERM), SignalRank(0, signal.SIGCONT)]
+    host.gone(0, -signal.SIGTERM)
+    [over] = host.of(RanksOver)
+    assert over.end.exit_code == 1
+    assert over.end.message.startswith("no quorum of the hosts was reached for 5 s (--reconnect-within)")
 
 
 def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever_later() -> None:

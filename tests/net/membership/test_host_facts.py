@@ -28,6 +28,8 @@ VALUES = {
     "steps": 4,
     "why": "it failed",
     "settings": (),
+    "name": "end 1",
+    "content": b"content",
 }
 
 

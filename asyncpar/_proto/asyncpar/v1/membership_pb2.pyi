@@ -108,14 +108,13 @@ class AgentEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rank_ended: _Optional[_Union[RankEnded, _Mapping]] = ..., stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., interrupted: _Optional[_Union[AgentInterrupted, _Mapping]] = ..., state: _Optional[_Union[RankState, _Mapping]] = ..., told: _Optional[_Union[RankTold, _Mapping]] = ..., observed: _Optional[_Union[HostObserved, _Mapping]] = ..., collected: _Optional[_Union[HostCollected, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host", "session", "least_nnodes", "version")
+    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host", "session", "version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    LEAST_NNODES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     nnodes: int
@@ -123,9 +122,8 @@ class Hello(_message.Message):
     node_rank: int
     host: str
     session: bytes
-    least_nnodes: int
     version: str
-    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., session: _Optional[bytes] = ..., least_nnodes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., session: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RankEnded(_message.Message):
     __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "at", "report", "stderr_tail", "stderr_file", "lost")

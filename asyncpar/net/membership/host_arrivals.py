@@ -1,11 +1,9 @@
-"""Decide when to report the hosts that have arrived, are missing, or were refused while launchers wait.  Pure."""
+"""Decide when to report the hosts that have arrived, are missing, or were refused while a job waits for them.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
-
-from asyncpar.launch.protocol import AgentHello
 
 FIRST_SECONDS: Final = 2.0
 """Seconds that hosts may take before the first report, and for which news wait for those of other hosts."""
@@ -18,11 +16,9 @@ _MOST_NAMED: Final = 16
 
 
 class HostArrivals:
-    """The reports while ``nnodes`` hosts gather; ``may_name``: the places of missing hosts can be named."""
+    """The reports while hosts gather."""
 
-    def __init__(self, nnodes: int, *, may_name: bool) -> None:
-        self._nnodes = nnodes
-        self._may_name = may_name
+    def __init__(self) -> None:
         self._due: float | None = None
         self._is_known = True
         self._refused: set[tuple[str, str]] = set()
@@ -48,20 +44,18 @@ class HostArrivals:
         self._refused.add((who, why))
         return f"refused {who}: {why}"
 
-    def report(self, hellos: Iterable[AgentHello], now: float) -> str:
-        """Return the report that is due now, "" if none is."""
+    def report(self, hosts: Sequence[str], wanted: int, now: float, *, absent: Sequence[int] = ()) -> str:
+        """Return the report that is due now, "" if none is.
+
+        ``hosts`` are here of the ``wanted`` ones; ``absent`` are the places of the others, if they are known.
+        """
         if self._due is None or now < self._due:
             return ""
         self._due, self._is_known = now + AGAIN_SECONDS, True
-        present = list(hellos)
-        here = ", ".join(hello.host for hello in present[:_MOST_NAMED])
-        more = f" and {len(present) - _MOST_NAMED} more" if len(present) > _MOST_NAMED else ""
-        return f"waiting for hosts: {len(present)} of {self._nnodes} are here ({here}{more}){self._missing(present)}"
-
-    def _missing(self, present: list[AgentHello]) -> str:
-        taken = {hello.node_rank for hello in present}
-        absent = [place for place in range(self._nnodes) if place not in taken]
-        if not self._may_name or None in taken or len(absent) != self._nnodes - len(present):
-            return ""
+        here = ", ".join(hosts[:_MOST_NAMED])
+        more = f" and {len(hosts) - _MOST_NAMED} more" if len(hosts) > _MOST_NAMED else ""
+        text = f"waiting for hosts: {len(hosts)} of {wanted} are here ({here}{more})"
+        if not absent:
+            return text
         named = ", ".join(map(str, absent[:_MOST_NAMED])) + (", ..." if len(absent) > _MOST_NAMED else "")
-        return f"; missing: --node-rank {named}"
+        return f"{text}; missing: --node-rank {named}"

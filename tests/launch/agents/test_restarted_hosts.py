@@ -1,0 +1,469 @@
+"""Several hosts whose ranks start again with every world: the machines of their leader and of all hosts."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from asyncpar.core.observe.agent_line import Loss
+from asyncpar.core.observe.rank_reports import FailureReport
+from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.launch.agents.host_protocol import (
+    ConditionChanged,
+    HostTick,
+    NotifyLeader,
+    OpenRendezvous,
+    PrintLine,
+    RankGone,
+    RankPlace,
+    RankSilent,
+    RanksOver,
+    SignalRank,
+    SlotCommand,
+    SlotEvent,
+    StartRank,
+    WaitChanged,
+)
+from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, encode_record
+from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
+from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.options import ProgramKind
+from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
+from asyncpar.launch.wait_board import WaitReport
+from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.net.membership.world_messages import JobOpened, JobWaits
+from asyncpar.net.membership.worlds import (
+    CommandHosts,
+    HostReported,
+    LeaderCommand,
+    NodeGone,
+    NodeJoined,
+    ProposeState,
+    StateDecided,
+    WorldEvent,
+    WorldMachine,
+    WorldTick,
+)
+
+
+def job(least: int, most: int, restarts: int, timeout: float) -> SubmittedJob:
+    return SubmittedJob(
+        version="1",
+        name="job",
+        mode=ElasticMode.RESTART,
+        program="job.py",
+        arguments=(),
+        kind=ProgramKind.SCRIPT,
+        directory="/",
+        environment={},
+        slots=2,
+        least_hosts=least,
+        most_hosts=most,
+        last_call=5.0,
+        max_restarts=restarts,
+        restart_window=600.0,
+        grace=5.0,
+        timeout=timeout,
+    )
+
+
+class Host:
+    """A host with the processes of its ranks; a process ends with the signal that it gets."""
+
+    def __init__(self, name: str, machine: RestartedRanks, send: Callable[[str, SlotCommand], None]) -> None:
+        self.name, self.machine, self._send = name, machine, send
+        self.places: dict[int, RankPlace] = {}
+        self.running: set[int] = set()
+        self.others: list[SlotCommand] = []
+        """Commands that are neither for processes nor for the leader."""
+        self.waits: list[str] = []
+        """Reports that the job waits for hosts, which its agent prints."""
+        self.end: JobEnd | None = None
+        self._signalled: list[tuple[int, int]] = []
+
+    @property
+    def lines(self) -> list[str]:
+        return [one.text for one in self.others if isinstance(one, PrintLine)]
+
+    def obey(self, commands: list[SlotCommand]) -> None:
+        for command in commands:
+            match command:
+                case StartRank(slot, _, place):
+                    assert slot not in self.running
+                    assert place is not None
+                    self.running.add(slot)
+                    self.places[slot] = place
+                case SignalRank(slot, number) if number in (signal.SIGTERM, signal.SIGKILL):
+                    self._signalled.append((slot, number))
+                case NotifyLeader():
+                    self._send(self.name, command)
+                case RanksOver(end):
+                    self.end = end
+                case _:
+                    self.others.append(command)
+
+    def take_signals(self, now: float) -> None:
+        signalled, self._signalled = self._signalled, []
+        for slot, number in signalled:
+            if slot in self.running:
+                self.gone(slot, -number, now)
+
+    def feed(self, event: SlotEvent, now: float) -> None:
+        self.obey(self.machine.handle(event, now=now))
+
+    def gone(self, slot: int, code: int, now: float, *, blames: int | None = None) -> None:
+        self.running.remove(slot)
+        place = self.places[slot]
+        report = None
+        if blames is not None:
+            report = FailureReport(
+                type_name="PeerLost", message="oh", traceback="oh", is_peer_error=True, blames=blames
+            )
+        end = RankEnd(
+            generation=place.generation,
+            rank=place.rank,
+            local_rank=slot,
+            host=self.name,
+            pid=7,
+            returncode=code,
+            at=now,
+            report=report,
+        )
+        self.feed(RankGone(slot, end), now)
+
+
+class Cluster:
+    """A leader, and hosts ``a``, ``b``, ... with two ranks each unless ``slots`` says otherwise."""
+
+    def __init__(
+        self,
+        least: int,
+        most: int,
+        *,
+        restarts: int = 0,
+        slots: dict[str, int] | None = None,
+        places: dict[str, int] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        self.now = 0.0
+        self._job = job(least, most, restarts, timeout)
+        self._slots, self._places = slots or {}, places or {}
+        self._draws = count()
+        self.hosts: dict[str, Host] = {}
+        self._sent: list[tuple[str, NotifyLeader]] = []
+        opened = JobOpened(number=1, terms=self._job.terms, record=encode_record(self._job))
+        self.state = GroupState(nodes=(), job=opened)
+        self.leader = WorldMachine(self.state, now=0.0)
+
+    def arrive(self, *names: str) -> None:
+        for name in names:
+            self._direct(NodeJoined(GroupNode(node=name, name=name, address=name)))
+            own = HostRanks(slots=self._slots.get(name, 2), rendezvous=f"{name}:1", place=self._places.get(name))
+            machine = RestartedRanks(
+                1, self._job, host=name, own=own, free_port=lambda: 7, draw=lambda: str(next(self._draws))
+            )
+            host = self.hosts[name] = Host(name, machine, lambda sender, one: self._sent.append((sender, one)))  # type: ignore[arg-type]
+            host.obey(machine.begin(self.now))
+            if self.state.world is not None:
+                host.feed(self.state.world, self.now)
+        self._settle()
+
+    def lose(self, name: str) -> None:
+        del self.hosts[name]
+        self._sent = [(sender, sent) for sender, sent in self._sent if sender != name]
+        self._direct(NodeGone(name, "its agent is gone"))
+        self._settle()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, in steps in which everyone does what is due."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.1)
+            self._direct(WorldTick())
+            for host in list(self.hosts.values()):
+                host.feed(HostTick(), self.now)
+            self._settle()
+            for host in list(self.hosts.values()):
+                host.take_signals(self.now)
+            self._settle()
+
+    def feed(self, name: str, event: SlotEvent) -> None:
+        self.hosts[name].feed(event, self.now)
+        self._settle()
+
+    def end(self, rank: int, code: int, *, blames: int | None = None) -> None:
+        """Let the process of a rank end."""
+        host, slot = self.find(rank)
+        host.gone(slot, code, self.now, blames=blames)
+        self._settle()
+
+    def find(self, rank: int) -> tuple[Host, int]:
+        found = [(h, slot) for h in self.hosts.values() for slot in h.running if h.places[slot].rank == rank]
+        assert len(found) == 1, found
+        return found[0]
+
+    def running(self) -> dict[str, list[int]]:
+        """Return the ranks that run, by host."""
+        return {name: sorted(h.places[slot].rank for slot in h.running) for name, h in self.hosts.items()}
+
+    def restarts(self) -> set[int]:
+        """Return what the running ranks know of the number of restarts."""
+        return {h.places[slot].restarts for h in self.hosts.values() for slot in h.running}
+
+    def ends(self) -> list[JobEnd | None]:
+        return [host.end for host in self.hosts.values()]
+
+    def _settle(self) -> None:
+        while self._sent:
+            sender, sent = self._sent.pop(0)
+            self._direct(HostReported(sender, sent.event))
+
+    def _direct(self, event: WorldEvent) -> None:
+        self._obey(self.leader.handle(event, now=self.now))
+
+    def _obey(self, commands: list[LeaderCommand]) -> None:
+        for command in commands:
+            match command:
+                case CommandHosts(JobWaits(_, text)):
+                    for host in self.hosts.values():
+                        host.waits.append(text)
+                case CommandHosts(given):
+                    for host in list(self.hosts.values()):
+                        host.feed(given, self.now)
+                case ProposeState(state):
+                    before, self.state = self.state, state
+                    for host in list(self.hosts.values()):
+                        if state.closed is not None and state.closed != before.closed:
+                            host.feed(state.closed, self.now)
+                        if state.world is not None and state.world != before.world:
+                            host.feed(state.world, self.now)
+                    self._obey(self.leader.handle(StateDecided(state), now=self.now))
+
+
+def pair(*, restarts: int = 0) -> Cluster:
+    """Hosts ``a`` (ranks 0 and 1) and ``b`` (2 and 3) of at most three run."""
+    cluster = Cluster(1, 3, restarts=restarts)
+    cluster.arrive("a", "b")
+    cluster.wait(5.5)
+    assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
+    return cluster
+
+
+def test_all_hosts_start_at_once_and_fewer_after_the_last_call() -> None:
+    whole = Cluster(2, 3)
+    whole.arrive("a", "b", "c")
+    whole.wait(0.2)
+    assert whole.running() == {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
+    some = Cluster(2, 3)
+    some.arrive("a")
+    some.wait(20.0)
+    some.arrive("b")
+    some.wait(4.8)
+    assert some.running() == {"a": [], "b": []}
+    some.wait(0.4)
+    assert some.running() == {"a": [0, 1], "b": [2, 3]}
+
+
+def test_hosts_may_have_different_numbers_of_ranks() -> None:
+    cluster = Cluster(3, 3, slots={"a": 3, "b": 1})
+    cluster.arrive("a", "b", "c")
+    cluster.wait(0.2)
+    assert cluster.running() == {"a": [0, 1, 2], "b": [3], "c": [4, 5]}
+
+
+def test_hosts_have_the_places_that_they_ask_for_and_others_come_last() -> None:
+    cluster = Cluster(4, 4, places={"d": 0, "b": 1})
+    cluster.arrive("a", "b", "c", "d")
+    cluster.wait(0.2)
+    assert cluster.running() == {"d": [0, 1], "b": [2, 3], "a": [4, 5], "c": [6, 7]}
+
+
+def test_launchers_report_the_hosts_that_they_wait_for_and_end_when_nobody_comes() -> None:
+    cluster = Cluster(2, 3)
+    cluster.arrive("a")
+    cluster.wait(10.0)
+    text = "waiting for hosts: 1 of 2 are here (a)"
+    assert cluster.hosts["a"].waits == [text]
+    cluster.arrive("b")
+    cluster.wait(6.0)
+    assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
+    cluster.lose("b")
+    cluster.wait(29.0)
+    assert cluster.ends() == [None], "the time counts from the loss"
+    assert cluster.hosts["a"].waits == [text, text]
+    cluster.wait(2.0)
+    [end] = cluster.ends()
+    assert end is not None
+    assert end.exit_code == 1
+    assert end.message.startswith("waited 30 s for 2 hosts (--nnodes); present: a. Start the missing ones with")
+
+
+def test_the_rank_that_fails_first_ends_the_job_and_all_hosts_have_its_code_and_name() -> None:
+    cluster = pair()
+    cluster.end(2, 3)
+    assert NotifyRanks(Loss(2, "b", "exited with code 3")) in cluster.hosts["a"].others
+    cluster.end(0, 1, blames=2)
+    cluster.wait(1.0)
+    [end, other] = cluster.ends()
+    assert end is not None
+    assert end == other
+    assert end.exit_code == 3
+    assert end.message.startswith("rank 2 failed first: exited with code 3\n  on b (")
+    assert "then rank 0 on a: PeerLost: oh" in end.message
+    assert "SIGTERM" not in end.message, "what was asked to end is no failure"
+
+
+def test_a_failure_anywhere_counts_once_as_a_restart_everywhere() -> None:
+    cluster = pair(restarts=2)
+    for number, rank in enumerate((3, 0)):
+        cluster.end(rank, 1)
+        cluster.wait(2.0)
+        assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
+        assert cluster.restarts() == {number + 1}
+    cluster.arrive("c")
+    cluster.wait(2.0)
+    assert cluster.running()["c"] != [], "one that comes later"
+    assert cluster.restarts() == {2}, "knows of it, and is no restart"
+    cluster.end(2, 5)
+    cluster.wait(2.0)
+    assert [end and end.exit_code for end in cluster.ends()] == [5, 5, 5]
+
+
+def test_failures_on_two_hosts_at_once_are_one_restart() -> None:
+    cluster = pair(restarts=2)
+    cluster.end(0, 1)
+    cluster.end(3, 1)
+    cluster.wait(2.0)
+    assert cluster.restarts() == {1}
+
+
+def test_ranks_that_lose_each_other_although_all_hosts_are_there_do_not_start_again_for_ever() -> None:
+    cluster = pair(restarts=2)
+    for number in range(2):
+        cluster.end(0, 1, blames=2)
+        cluster.end(2, 1, blames=0)
+        cluster.wait(2.0)
+        assert cluster.restarts() == {number + 1}
+    cluster.end(0, 1, blames=2)
+    cluster.end(2, 1, blames=0)
+    cluster.wait(2.0)
+    assert [end and end.exit_code for end in cluster.ends()] == [1, 1]
+    assert all(end is not None and "rank 0 failed first: PeerLost: oh" in end.message for end in cluster.ends())
+
+
+def test_the_loss_of_a_host_is_no_restart_even_if_ranks_notice_it_first() -> None:
+    cluster = pair()
+    cluster.end(0, 1, blames=2)
+    cluster.lose("b")
+    cluster.wait(2.0)
+    assert cluster.running() == {"a": [0, 1]}
+    assert cluster.restarts() == {0}
+    cluster.arrive("c")
+    cluster.wait(2.0)
+    assert cluster.running() == {"a": [0, 1], "c": [2, 3]}
+    assert cluster.restarts() == {0}
+
+
+def test_the_job_is_complete_when_the_ranks_of_all_hosts_have_ended_well() -> None:
+    cluster = pair()
+    for rank in (0, 1):
+        cluster.end(rank, 0)
+    cluster.wait(60.0)
+    assert cluster.running() == {"a": [], "b": [2, 3]}
+    assert cluster.ends() == [None, None]
+    cluster.end(2, 0)
+    cluster.end(3, 0)
+    assert cluster.ends() == [JobEnd(exit_code=0)] * 2
+
+
+def test_a_failure_after_other_hosts_are_done_is_the_end_of_the_job() -> None:
+    cluster = pair()
+    for rank in (0, 1):
+        cluster.end(rank, 0)
+    cluster.end(2, 4)
+    cluster.wait(2.0)
+    assert [end and end.exit_code for end in cluster.ends()] == [4, 4]
+
+
+def test_a_rank_that_leaves_others_that_need_it_is_the_one_that_failed() -> None:
+    cluster = pair()
+    cluster.end(1, 0)
+    cluster.end(2, 1, blames=1)
+    cluster.wait(2.0)
+    [end, _] = cluster.ends()
+    assert end is not None
+    assert end.message.startswith("rank 1 failed first: exited with code 0 while other ranks still needed it")
+
+
+def test_nobody_waits_in_the_rendezvous_for_a_rank_that_is_gone() -> None:
+    cluster = pair()
+    assert OpenRendezvous(0, 4) in cluster.hosts["a"].others
+    cluster.end(3, 0)
+    assert AnnounceExit(0, 3, "exited with code 0") in cluster.hosts["a"].others
+    assert not [one for one in cluster.hosts["b"].others if isinstance(one, AnnounceExit)]
+
+
+def test_a_rank_that_is_silent_for_too_long_is_killed_and_said_to_be_the_reason() -> None:
+    cluster = pair()
+    cluster.feed("b", RankSilent(0, "is stopped"))
+    cluster.wait(2.0)
+    [end, _] = cluster.ends()
+    assert end is not None
+    assert end.exit_code == 128 + signal.SIGKILL
+    assert end.message.startswith("rank 2 failed first: is stopped, so the launcher killed it")
+
+
+def test_all_hosts_print_who_waits_for_whom_and_know_of_stopped_ranks() -> None:
+    cluster = pair()
+    cluster.feed("b", ConditionChanged(0, "is stopped; nothing ends it", "is stopped, at x.py:3"))
+    waits = WaitNotice(operation="all_reduce", seconds=5.0, culprit=2, host="b")
+    cluster.feed("a", WaitChanged(WaitReport(0, 0, waits)))
+    cluster.wait(1.0)
+    for host in cluster.hosts.values():
+        assert NotifyOfCondition(2, "is stopped, at x.py:3") in host.others
+        [line] = [line for line in host.lines if "all_reduce" in line]
+        assert "rank 2" in line
+        assert "is stopped, at x.py:3" in line
+    assert "rank 2 is stopped; nothing ends it" in cluster.hosts["b"].lines
+    cluster.feed("b", ConditionChanged(0, "runs again"))
+    cluster.feed("b", ConditionChanged(0, "is stopped again", "is stopped, at x.py:3"))
+    conditions = [one for one in cluster.hosts["a"].others if isinstance(one, NotifyOfCondition)]
+    assert [one.how for one in conditions] == ["is stopped, at x.py:3", "", "is stopped, at x.py:3"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_comes_and_goes_worlds_are_never_too_small_and_the_job_goes_on(seed: int) -> None:
+    """Joins and losses alone never end a job; ranks that run at the same time are of one world, each there once."""
+    chance = random.Random(seed)
+    most = chance.randint(2, 5)
+    least = chance.randint(1, most - 1)
+    cluster = Cluster(least, most, timeout=1e6)
+    names = (f"h{number}" for number in count())
+
+    def check() -> None:
+        assert set(cluster.ends()) <= {None}
+        worlds = {
+            (h.places[slot].generation, h.places[slot].world_size) for h in cluster.hosts.values() for slot in h.running
+        }
+        ranks = sorted(rank for there in cluster.running().values() for rank in there)
+        assert len(ranks) == len(set(ranks)) or len(worlds) > 1, "hosts end one world one after another"
+        assert all(2 * least <= size <= 2 * most for _, size in worlds)
+
+    for _ in range(40):
+        if chance.random() < 0.4 and len(cluster.hosts) < most:
+            cluster.arrive(next(names))
+        elif chance.random() < 0.3 and cluster.hosts:
+            cluster.lose(chance.choice(sorted(cluster.hosts)))
+        else:
+            cluster.wait(chance.choice((0.2, 1.0, 6.0)))
+        check()
+    while len(cluster.hosts) < least:
+        cluster.arrive(next(names))
+    cluster.wait(120.0)  # a host that was lost often waits a while
+    check()
+    assert sorted(rank for there in cluster.running().values() for rank in there) == list(range(2 * len(cluster.hosts)))
+    assert cluster.restarts() == {0}
