@@ -32,7 +32,8 @@ from asyncpar.launch.agents.host_protocol import (
 )
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_end, decode_record
 from asyncpar.launch.agents.job_remains import explain_remains, open_remains
-from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
+from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.slot_processes import HostPlace, SlotProcesses
 from asyncpar.launch.agents.views import RankView
 from asyncpar.launch.display import Display

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -37,6 +37,7 @@ from asyncpar.launch.agents.host_protocol import (
     WaitChanged,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
+from asyncpar.launch.agents.restarted_world import HostRanks, HostReadiness, RestartedWorld
 from asyncpar.launch.agents.world_notices import (
     ConditionNotice,
     DoneNotice,
@@ -47,9 +48,8 @@ from asyncpar.launch.agents.world_notices import (
     encode_notice,
     name_notice,
 )
-from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
-from asyncpar.launch.wait_board import WaitBoard
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
@@ -75,68 +75,6 @@ from asyncpar.net.membership.world_messages import (
 
 _JOB = "job"
 """The budget of restarts is the job's."""
-_REASON_SECONDS = 0.3
-"""Seconds from the failure of a rank until the others are ended, in which those that lost it can report it."""
-
-
-class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that a host adds to a world, as all members receive it; ``rendezvous`` is the one its agent serves.
-
-    Where there are certificates, ``certified`` has the numbers in those of the ranks, and ``role`` the label of the
-    role in the agent's.  ``place`` is the place that the host asks for in the first world.
-    """
-
-    slots: int
-    rendezvous: str
-    certified: tuple[int, ...] | None = None
-    role: str | None = None
-    place: int | None = None
-
-
-class _Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """A host is ready for a world: the restarts that it knows of and, on the first host, the port for ``MASTER_PORT``.
-
-    Other hosts say 0.
-    """
-
-    restarts: int
-    port: int = 0
-
-
-_encode_readiness = msgspec.json.Encoder().encode
-_decode_readiness = msgspec.json.Decoder(_Readiness).decode
-
-
-@dataclass
-class _World:
-    """The world of this host.  ``failures`` and ``done`` are ranks of all hosts, ``late`` failed after the signal."""
-
-    announced: WorldAnnounced
-    running: set[int] = field(default_factory=set)
-    failures: list[RankEnd] = field(default_factory=list)
-    late: list[RankEnd] = field(default_factory=list)
-    done: list[RankEnd] = field(default_factory=list)
-    done_hosts: set[str] = field(default_factory=set)
-    """The members whose ranks have all ended with code 0."""
-    given_up: dict[int, str] = field(default_factory=dict)
-    """By slot: how a rank was that was killed for it."""
-    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The number of the last notice of each name of each member."""
-    waits: WaitBoard = field(default_factory=WaitBoard)
-    has_started: bool = False
-    is_over: bool = False
-    has_signalled: bool = False
-    why: str = ""
-    stop_at: float | None = None
-    kill_at: float | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.has_started and not self.running and not self.failures
-
-    @property
-    def members(self) -> list[str]:
-        return [placed.name for placed in self.announced.members]
 
 
 class RestartedRanks:
@@ -166,7 +104,7 @@ class RestartedRanks:
         self._budget = RestartBudget[str](most=record.max_restarts, window=record.restart_window)
         self._member: str | None = None
         self._lineage = Lineage(0, b"")
-        self._world: _World | None = None
+        self._world: RestartedWorld | None = None
         self._arrive_at: float | None = None
         self._end: JobEnd | None = None
         self._is_leaving = False
@@ -185,8 +123,7 @@ class RestartedRanks:
     def next_deadline(self) -> float | None:
         """See ``SlotsMachine``."""
         times = [self._arrive_at, self._leave_at, self._give_up_at]
-        if self._world is not None:
-            times += [self._world.stop_at, self._world.kill_at, self._world.waits.next_deadline]
+        times += [] if self._world is None else [self._world.next_deadline]
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -199,7 +136,7 @@ class RestartedRanks:
         """The ranks of the slots that run."""
         if self._world is None or not self._world.has_started:
             return {}
-        offset = self._offset(self._world)
+        offset = self._world.offset
         return {slot: offset + slot for slot in sorted(self._world.running)}
 
     @property
@@ -287,13 +224,11 @@ class RestartedRanks:
             return [*printed, NotifyLeader(MemberProgressed(self._member, self._lineage))] if is_waiting else printed
         if (end := self._judge(announced, now)) is not None:
             return [*printed, *self._close(end)]
-        self._world = _World(announced)
+        world = self._world = RestartedWorld(announced, self._member)
         if names[0] != self._member:
             return [*printed, self._ready(announced.generation, port=0)]
-        there = self._hosts()
-        size = sum(ranks.slots for ranks in there)
         ready = self._ready(announced.generation, port=self._free_port())
-        return [*printed, OpenRendezvous(announced.generation, size, _certified(there)), ready]
+        return [*printed, OpenRendezvous(announced.generation, world.size, world.certified), ready]
 
     def _judge(self, announced: WorldAnnounced, now: float) -> JobEnd | None:
         """Count failures that no change of hosts explains; return the end of the job if there were too many.
@@ -310,31 +245,18 @@ class RestartedRanks:
         return self._budget.crash(_JOB, now) is not None
 
     def _ready(self, generation: int, *, port: int) -> NotifyLeader:
-        readiness = _encode_readiness(_Readiness(restarts=self._restarts, port=port)).decode()
+        readiness = msgspec.json.encode(HostReadiness(restarts=self._restarts, port=port)).decode()
         return NotifyLeader(MemberReady(str(self._member), generation, readiness))
-
-    def _hosts(self) -> list[HostRanks]:
-        """Return the ranks of each host of the world, in the order of their ranks."""
-        assert self._world is not None
-        members = self._world.announced.members
-        return [msgspec.json.decode(placed.address, type=HostRanks) for placed in members]
-
-    def _offset(self, world: _World) -> int:
-        """Return the number of the first rank of this host."""
-        if self._member not in world.members:
-            return 0
-        return sum(ranks.slots for ranks in self._hosts()[: world.members.index(self._member)])
 
     def _started(self, addresses: tuple[str, ...], now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
         if world.is_over or world.has_started:
             return []
-        ready = [_decode_readiness(address) for address in addresses]
+        ready = [msgspec.json.decode(address, type=HostReadiness) for address in addresses]
         while self._restarts < max(one.restarts for one in ready):
             self._count(now)  # another host has counted it first
-        there, offset = self._hosts(), self._offset(world)
-        first, certified = there[0], _certified(there)
+        first, offset, size, certified = world.hosts[0], world.offset, world.size, world.certified
         world.has_started, world.running = True, set(range(self._own.slots))
         return [
             StartRank(
@@ -343,9 +265,9 @@ class RestartedRanks:
                 RankPlace(
                     generation=world.announced.generation,
                     rank=offset + slot,
-                    world_size=sum(ranks.slots for ranks in there),
+                    world_size=size,
                     group_rank=world.members.index(str(self._member)),
-                    group_world_size=len(there),
+                    group_world_size=len(world.members),
                     rendezvous=first.rendezvous,
                     master_addr=split_address(first.rendezvous)[0],
                     master_port=ready[0].port,
@@ -407,10 +329,8 @@ class RestartedRanks:
     def _noticed(self, given: MemberNotice, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        key = given.member, given.name
-        if world.is_over or given.number <= world.numbers.get(key, 0):
+        if world.is_over or not world.is_new(given.member, given.name, given.number):
             return []
-        world.numbers[key] = given.number
         match decode_notice(given.content):
             case EndNotice(end):
                 return self._rank_ended(given.member, end, now)
@@ -424,7 +344,8 @@ class RestartedRanks:
                 return self._announce_condition(report.rank, before)
             case DoneNotice():
                 world.done_hosts.add(given.member)
-                return self._done() if world.done_hosts.issuperset(world.members) else []
+                is_complete = world.done_hosts.issuperset(world.members)
+                return self._close(JobEnd(exit_code=0)) if is_complete else []
 
     def _announce_condition(self, rank: int, before: str) -> list[SlotCommand]:
         assert self._world is not None
@@ -436,31 +357,19 @@ class RestartedRanks:
         world = self._world
         assert world is not None
         world.waits.forget(end.rank, now)
-        is_first_host = world.members[0] == self._member
-        commands: list[SlotCommand] = (
-            [AnnounceExit(end.generation, end.rank, end.ending)] if is_first_host else []
-        )  # nobody waits for it in the rendezvous any more
+        commands: list[SlotCommand] = []
+        if world.members[0] == self._member:  # nobody waits for it in the rendezvous any more
+            commands.append(AnnounceExit(end.generation, end.rank, end.ending))
         if member == self._member:
             return commands
-        end = replace(end, at=now)  # the clocks of hosts differ
-        return commands + (self._failed_rank(end, now) if end.returncode else self._done_rank(end))
+        return commands + self._add_end(replace(end, at=now), now)  # the clocks of hosts differ
 
-    def _done_rank(self, end: RankEnd) -> list[SlotCommand]:
-        assert self._world is not None
-        self._world.done.append(end)
-        return []
-
-    def _failed_rank(self, end: RankEnd, now: float) -> list[SlotCommand]:
-        """Record a failure; let the others end, after a moment in which ranks that have lost that one can say so."""
+    def _add_end(self, end: RankEnd, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        if world.has_signalled:
-            world.late += [end] if end.report is not None or end.lost else []
-            return []
-        world.failures.append(end)
-        if world.stop_at is None:
-            world.stop_at = now + _REASON_SECONDS
-        return [] if end.is_peer_error else [NotifyRanks(Loss(end.rank, end.host, end.ending))]
+        is_reason = bool(end.returncode) and not end.is_peer_error and not world.has_signalled
+        world.add_end(end, now)
+        return [NotifyRanks(Loss(end.rank, end.host, end.ending))] if is_reason else []
 
     def _condition_changed(self, event: ConditionChanged) -> list[SlotCommand]:
         ranks = self.ranks
@@ -496,7 +405,7 @@ class RestartedRanks:
         commands: list[SlotCommand] = []
         if not world.is_over:
             commands += self._notify(EndNotice(end))
-            commands += self._failed_rank(end, now) if end.returncode else self._done_rank(end)
+            commands += self._add_end(end, now)
         if world.running:
             return commands
         world.kill_at = None
@@ -512,17 +421,11 @@ class RestartedRanks:
             return commands + self._failed(now)
         return commands + (self._report() if world.is_over else self._notify(DoneNotice()))
 
-    def _done(self) -> list[SlotCommand]:
-        """Complete the job: all ranks of all hosts have ended with code 0."""
-        return self._close(JobEnd(exit_code=0))
-
     def _failed(self, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        failures = add_leavers(world.failures, world.done)
-        first = choose_first(failures, world.late)
-        end = JobEnd(exit_code=first.exit_code, message=describe(failures, world.late))
-        is_own = not first.is_peer_error and 0 <= first.rank - self._offset(world) < self._own.slots
+        first, end = world.judge()
+        is_own = not first.is_peer_error and world.is_here(first.rank)
         if is_own and not self._count(now):
             return self._close(end)
         self._unexplained = end if first.is_peer_error else None
@@ -549,6 +452,8 @@ class RestartedRanks:
         if world is not None and world.stop_at is not None and now >= world.stop_at:
             world.stop_at = None
             commands += self._stop(now)
+            if not (world.running or world.is_over):  # they had ended before a rank of another host has failed
+                commands += self._failed(now)
         if world is not None and world.kill_at is not None and now >= world.kill_at:
             world.kill_at = None
             commands += self._signal(signal.SIGKILL)
@@ -599,9 +504,3 @@ class RestartedRanks:
             return []  # it waits for its turn to leave
         self._is_over = True
         return [RanksOver(self._end)]
-
-
-def _certified(hosts: list[HostRanks]) -> tuple[int, ...] | None:
-    """Return the numbers in the certificates of the ranks of a world, None if there are none."""
-    parts = [ranks.certified for ranks in hosts]
-    return None if None in parts else tuple(number for part in parts if part is not None for number in part)

@@ -29,7 +29,8 @@ from asyncpar.launch.agents.host_protocol import (
     WaitChanged,
 )
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, encode_record
-from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
+from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
@@ -397,6 +398,20 @@ def test_a_rank_that_leaves_others_that_need_it_is_the_one_that_failed() -> None
     [end, _] = cluster.ends()
     assert end is not None
     assert end.message.startswith("rank 1 failed first: exited with code 0 while other ranks still needed it")
+
+
+def test_a_host_that_is_done_answers_for_its_rank_that_others_still_needed() -> None:
+    cluster = pair(restarts=1)
+    for number in range(2):
+        for rank in (0, 1):
+            cluster.end(rank, 0)
+        cluster.wait(1.0)
+        cluster.end(2, 1, blames=1)
+        cluster.wait(2.0)
+        if number == 0:
+            assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
+            assert cluster.restarts() == {1}
+    assert all(end is not None and "exited with code 0 while other" in end.message for end in cluster.ends())
 
 
 def test_nobody_waits_in_the_rendezvous_for_a_rank_that_is_gone() -> None:

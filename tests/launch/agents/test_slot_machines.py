@@ -40,7 +40,8 @@ from asyncpar.launch.agents.job_record import (
     decode_record,
     encode_record,
 )
-from asyncpar.launch.agents.restarted_ranks import HostRanks, RestartedRanks
+from asyncpar.launch.agents.restarted_ranks import RestartedRanks
+from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_group
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import LaunchOptions, ProgramKind

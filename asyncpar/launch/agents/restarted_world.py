@@ -1,0 +1,135 @@
+"""One world of a job that starts again with every world: its hosts, and how its ranks have ended so far.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from asyncpar.launch.agents.job_record import JobEnd
+from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
+from asyncpar.launch.wait_board import WaitBoard
+from asyncpar.net.membership.world_messages import WorldAnnounced
+
+_REASON_SECONDS = 0.3
+"""Seconds from the failure of a rank until the others are ended, in which those that lost it can report it."""
+
+
+class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that a host adds to a world, as all members receive it; ``rendezvous`` is the one its agent serves.
+
+    Where there are certificates, ``certified`` has the numbers in those of the ranks, and ``role`` the label of the
+    role in the agent's.  ``place`` is the place that the host asks for in the first world.
+    """
+
+    slots: int
+    rendezvous: str
+    certified: tuple[int, ...] | None = None
+    role: str | None = None
+    place: int | None = None
+
+
+class HostReadiness(msgspec.Struct, frozen=True, kw_only=True):
+    """A host is ready for a world: the restarts that it knows of and, on the first host, the port for ``MASTER_PORT``.
+
+    Other hosts say 0.
+    """
+
+    restarts: int
+    port: int = 0
+
+
+@dataclass
+class RestartedWorld:
+    """A world as one of its hosts knows it, which is ``member``.
+
+    ``failures`` and ``done`` are ranks of all hosts; ``late`` failed after the ranks here were asked to end.
+    """
+
+    announced: WorldAnnounced
+    member: str
+    running: set[int] = field(default_factory=set)
+    failures: list[RankEnd] = field(default_factory=list)
+    late: list[RankEnd] = field(default_factory=list)
+    done: list[RankEnd] = field(default_factory=list)
+    done_hosts: set[str] = field(default_factory=set)
+    """The members whose ranks have all ended with code 0."""
+    given_up: dict[int, str] = field(default_factory=dict)
+    """By slot: how a rank was that was killed for it."""
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The number of the last notice of each name of each member."""
+    waits: WaitBoard = field(default_factory=WaitBoard)
+    has_started: bool = False
+    is_over: bool = False
+    has_signalled: bool = False
+    why: str = ""
+    stop_at: float | None = None
+    kill_at: float | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all ranks here have ended, and none has failed."""
+        return self.has_started and not self.running and not self.failures
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When something is due, None: never."""
+        times = (self.stop_at, self.kill_at, self.waits.next_deadline)
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def members(self) -> list[str]:
+        """The hosts, as members, in the order of their ranks."""
+        return [placed.name for placed in self.announced.members]
+
+    @property
+    def hosts(self) -> list[HostRanks]:
+        """The ranks of each host, in that order."""
+        return [msgspec.json.decode(placed.address, type=HostRanks) for placed in self.announced.members]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return sum(ranks.slots for ranks in self.hosts)
+
+    @property
+    def offset(self) -> int:
+        """The number of the first rank of this host."""
+        return sum(ranks.slots for ranks in self.hosts[: self.members.index(self.member)])
+
+    @property
+    def certified(self) -> tuple[int, ...] | None:
+        """The numbers in the certificates of the ranks, None if there are none."""
+        parts = [ranks.certified for ranks in self.hosts]
+        return None if None in parts else tuple(number for part in parts if part is not None for number in part)
+
+    def is_new(self, member: str, name: str, number: int) -> bool:
+        """Record a notice; return whether it is newer than those of its name that are known."""
+        if number <= self.numbers.get((member, name), 0):
+            return False
+        self.numbers[member, name] = number
+        return True
+
+    def add_end(self, end: RankEnd, now: float) -> None:
+        """Record the end of a rank.
+
+        After a failure the others are to end, once ranks that have lost that one could report it.
+        """
+        if not end.returncode:
+            self.done.append(end)
+        elif self.has_signalled:
+            self.late += [end] if end.report is not None or end.lost else []
+        else:
+            self.failures.append(end)
+            self.stop_at = now + _REASON_SECONDS if self.stop_at is None else self.stop_at
+
+    def judge(self) -> tuple[RankEnd, JobEnd]:
+        """Return the failure that explains the others, of all hosts, and the end of the job if it is the last one."""
+        failures = add_leavers(self.failures, self.done)
+        first = choose_first(failures, self.late)
+        return first, JobEnd(exit_code=first.exit_code, message=describe(failures, self.late))
+
+    def is_here(self, rank: int) -> bool:
+        """Return whether ``rank`` is one of this host."""
+        own = self.hosts[self.members.index(self.member)].slots
+        return 0 <= rank - self.offset < own
