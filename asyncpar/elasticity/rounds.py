@@ -17,19 +17,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.checks import check_count
 from asyncpar.elasticity.interruption import Interruption, program_errors
+from asyncpar.elasticity.job_worlds import MOST_FUTILE, JobWorlds
 from asyncpar.elasticity.local_workers import DIFFERENCE, Contribution, LocalWorkers, momentum_name
 from asyncpar.elasticity.placement import PartPlacement, plan_moves
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.samples import portion_rng
 from asyncpar.elasticity.step import ElasticStep
-from asyncpar.elasticity.step_owner import MOST_FUTILE, StepOwner
 from asyncpar.elasticity.transfer import transfer
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.world_messages import WorldChange
@@ -75,12 +75,6 @@ class RoundPlan:
         return done >= math.ceil(self.quorum * count)
 
 
-class RoundOwner(StepOwner, Protocol):
-    """The part of a job that a round uses."""
-
-    is_drained: bool
-
-
 class _NoQuorumError(Exception):
     """No rank trains any more, and fewer portions are done than the quorum."""
 
@@ -105,7 +99,7 @@ class ElasticRound:
     """
 
     def __init__(
-        self, job: RoundOwner, workers: LocalWorkers, plan: RoundPlan, contents: RoundContents, first: ElasticStep
+        self, job: JobWorlds, workers: LocalWorkers, plan: RoundPlan, contents: RoundContents, first: ElasticStep
     ) -> None:
         self.number = contents.number
         self.steps = plan.steps

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
-from asyncpar.core.observe.steps import StepMeter
-from asyncpar.elasticity.donors import SnapshotShelf, StepUpdate
+from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
+from asyncpar.elasticity.job_worlds import JobWorlds
 from asyncpar.elasticity.portion_codec import StepCodec
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.sharded import Sharded
 from asyncpar.elasticity.sharded_optimizer import ShardedGradients, ShardedOptimizer, ShardStage
-from asyncpar.elasticity.state import ElasticState
-from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError, WorldChanged
+from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
 
@@ -31,24 +29,10 @@ Array: TypeAlias = NDArray[Any]
 T = TypeVar("T")
 
 
-class ShardedStepOwner(Protocol):
-    """The part of a job that a sharded step uses."""
-
-    shelf: SnapshotShelf
-
-    @property
-    def world(self) -> Communicator: ...
-    @property
-    def meter(self) -> StepMeter: ...
-    @property
-    def current_state(self) -> ElasticState: ...
-    def changed(self, error: BaseException) -> WorldChanged: ...
-
-
 class ShardedStep:
     """Step ``number`` of a state that has parts; a newcomer, which has none yet, has the ``replay`` of it."""
 
-    def __init__(self, job: ShardedStepOwner, sharded: Sharded, number: int, replay: StepUpdate | None) -> None:
+    def __init__(self, job: JobWorlds, sharded: Sharded, number: int, replay: StepUpdate | None) -> None:
         self._job = job
         self._sharded = sharded
         self._number = number

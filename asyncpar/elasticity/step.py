@@ -18,6 +18,7 @@ from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.donors import StepUpdate
 from asyncpar.elasticity.gradients import by_parameter
 from asyncpar.elasticity.interruption import Interruption, program_errors
+from asyncpar.elasticity.job_worlds import JobWorlds
 from asyncpar.elasticity.lineage import describe_divergence, describe_frozen
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.reduction import Array, GradientLayout, Gradients, PortionSum
@@ -25,7 +26,6 @@ from asyncpar.elasticity.samples import portion_rng
 from asyncpar.elasticity.sharded_optimizer import ShardedGradients
 from asyncpar.elasticity.sharded_step import ShardedStep
 from asyncpar.elasticity.step_machine import StepMachine, StepPhase, Vote, decode_vote, encode_vote
-from asyncpar.elasticity.step_owner import StepOwner
 from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.world_messages import WorldChange
@@ -49,7 +49,7 @@ class ElasticStep:
     is in a world of its own.
     """
 
-    def __init__(self, job: StepOwner, number: int, replay: StepUpdate | None = None) -> None:
+    def __init__(self, job: JobWorlds, number: int, replay: StepUpdate | None = None) -> None:
         self.number = number
         self.change: WorldChange | None = None
         """The change of the world that ended this step, or followed it; None if there was none."""

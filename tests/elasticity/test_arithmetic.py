@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncpar.elasticity import job
+from asyncpar.elasticity import job_worlds
 from asyncpar.elasticity.arithmetic import (
     ArithmeticComparison,
     ArithmeticDifference,
@@ -167,7 +167,7 @@ def test_a_rank_that_joins_a_job_and_computes_otherwise_is_let_in_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     described = iter([ALIKE, ALIKE, {**ALIKE, "BLAS kernel": "Haswell"}])
-    monkeypatch.setattr(job, "describe_arithmetic", lambda: next(described))
+    monkeypatch.setattr(job_worlds, "describe_arithmetic", lambda: next(described))
 
     async def main() -> list[Result]:
         async with ElasticWorlds(2) as worlds:

@@ -275,7 +275,7 @@ async def fail_at_a_step(source: NotedWorld, *, goes_on: bool) -> None:
             except ValueError:
                 if not goes_on:
                     raise
-            again = ElasticStep(job, step.number)
+            again = ElasticStep(step._job, step.number)  # noqa: SLF001
             async with again:
                 again.add(0, {"weight": np.zeros(1, np.float32)})
                 await again.reduce()

@@ -13,7 +13,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.elasticity.job import ElasticJob
+from asyncpar.elasticity.job_worlds import JobWorlds, StepUnderWay
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.elasticity.worlds import WorldSource
@@ -98,15 +98,15 @@ def test_who_is_silent_is_not_waited_for_in_a_world_that_is_over_by_a_loss(
         await stop(node)
 
     monkeypatch.setattr(ap.Node, "stop", noted_stop)
-    reform, was_revoked = ElasticJob.reform, list[bool]()
+    reform, was_revoked = JobWorlds.reform, list[bool]()
 
-    async def reform_late(job: ElasticJob, step: ElasticStep, error: BaseException | None) -> None:
+    async def reform_late(job: JobWorlds, step: StepUnderWay, error: BaseException | None) -> None:
         if job.rank == 0 or is_killed:  # it learns of the loss, or that the others have reported
             await asyncio.sleep(0.1)
             was_revoked.append(job.is_revoked)
         await reform(job, step, error)
 
-    monkeypatch.setattr(ElasticJob, "reform", reform_late)
+    monkeypatch.setattr(JobWorlds, "reform", reform_late)
 
     async def main() -> None:
         trace = Trace()

@@ -27,7 +27,7 @@ from asyncpar.collectives.table import OperationTable
 from asyncpar.elasticity import commit_lease, placement
 from asyncpar.elasticity import state as states
 from asyncpar.elasticity.buffers import KeptArray, SwappedArray
-from asyncpar.elasticity.job import ElasticJob
+from asyncpar.elasticity.job_worlds import JobWorlds
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.step import ElasticStep
@@ -228,7 +228,7 @@ def _any_lineage() -> tuple[Patch, ...]:
 
     return (
         (next_world, "is_caught_up", lambda _held, _lineage: True),
-        (ElasticJob, "_is_caught_up", is_caught_up),
+        (JobWorlds, "is_caught_up", is_caught_up),
     )
 
 
@@ -297,7 +297,7 @@ def _step_number_alone() -> tuple[Patch, ...]:
 
 
 def _deaf_to_revoke() -> tuple[Patch, ...]:
-    return ((ElasticJob, "_on_revoked", lambda _job, _generation, _why: None),)
+    return ((JobWorlds, "on_revoked", lambda _worlds, _generation, _why: None),)
 
 
 def _values_stay() -> tuple[Patch, ...]:
