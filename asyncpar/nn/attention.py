@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from asyncpar.errors import UsageError
-from asyncpar.nn.blocks import blocks
 from asyncpar.nn.linear import Linear
 from asyncpar.nn.parameter import Array, Initializer
 from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.slices import slices
 from asyncpar.nn.stage import check_gradient, check_positive
 from asyncpar.nn.weightless import Weightless
 
@@ -102,7 +102,7 @@ class AttentionHeads(Weightless[HeadsSaved]):
 
     def _parts(self, x: Array) -> Iterator[slice]:
         """Yield slices of the batch, each of sequences whose scores stay in the cache."""
-        return blocks(len(x), self.heads * x.shape[1] ** 2)
+        return slices(len(x), self.heads * x.shape[1] ** 2)
 
     def _split(self, projected: Array) -> tuple[Array, Array, Array]:
         """Return views of queries, keys and values, each (batch, heads, length, width)."""

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from asyncpar.nn.blocks import blocks
 from asyncpar.nn.linear import Linear
 from asyncpar.nn.parameter import Array, Initializer
 from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.slices import slices
 from asyncpar.nn.stage import check_gradient
 from asyncpar.nn.weightless import Weightless
 
@@ -48,7 +48,7 @@ class Gelu(Weightless[Array]):
     def forward(self, x: Array) -> tuple[Array, Array]:
         y, slope = self.allocate(x.shape, x.dtype), self.allocate(x.shape, x.dtype)
         flat = x.reshape(-1)
-        for part in blocks(flat.size, 1):
+        for part in slices(flat.size, 1):
             gelu(flat[part], y.reshape(-1)[part], slope.reshape(-1)[part])
         return y, slope
 
