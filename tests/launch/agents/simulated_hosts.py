@@ -16,11 +16,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from asyncpar.core.observe.agent_line import Loss
+from asyncpar.core.observe.rank_reports import FailureReport
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.interruption import Interruption
 from asyncpar.errors import AsyncparError, LaunchError
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.host_protocol import RankGone, RankWrote, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.host_protocol import RankGone, RankPlace, RankWrote, SlotEvent, StartRank, WriteToRank
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob, encode_record
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.failure import RankEnd
@@ -496,8 +498,95 @@ class StrawProcesses:
         self._feed(RankGone(slot, end))
 
 
+@dataclass(frozen=True)
+class RanHere:
+    """A rank of a job that starts again with every world has started, and has ended with ``code`` (None: it runs)."""
+
+    place: RankPlace
+    code: int | None = None
+
+
+class RestartedProcesses(StrawProcesses):
+    """Stand-in for the processes of a job that starts again with every world.
+
+    A rank runs until it is ended, crashes, or finds that another one of its world has: then it says so, or hangs.
+    """
+
+    failed: set[tuple[int, int]]
+    """Generation and rank of those that have crashed, or are gone with their hosts."""
+
+    def start(self, order: StartRank) -> None:
+        assert order.place is not None
+        task = asyncio.ensure_future(self._run(order.place))
+        self._places[order.slot] = order.place
+        self._tasks[order.slot] = task
+        _note(RanHere(order.place))
+        loop = asyncio.get_running_loop()
+        task.add_done_callback(lambda _: loop.call_soon(self._ended, order.slot, task))
+
+    def __init__(self, *given: Any, **others: Any) -> None:
+        super().__init__(*given, **others)
+        self._places: dict[int, RankPlace] = {}
+        self._tasks: dict[int, asyncio.Task[int]] = {}
+        self._signals: dict[int, int] = {}
+
+    async def _run(self, place: RankPlace) -> int:
+        """Return the code of the process: 2, with a report, if it has lost another rank."""
+        while True:
+            await asyncio.sleep(0.2)
+            if self.may_die():
+                self.failed.add((place.generation, place.rank))
+                return 3
+            lost = [rank for generation, rank in self.failed if generation == place.generation]
+            if lost and (place.rank + place.generation) % 2:
+                return 2
+
+    def signal(self, slot: int, number: int) -> None:
+        if slot in self._tasks and number in (signal.SIGKILL, signal.SIGTERM):
+            self._signals.setdefault(slot, number)
+            self._tasks[slot].cancel()
+
+    def notify_loss(self, loss: Loss) -> None:
+        del loss
+
+    def notify_condition(self, rank: int, how: str) -> None:
+        del rank, how
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await self.settle()
+
+    async def settle(self) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks.values()))
+
+    def _ended(self, slot: int, task: asyncio.Task[int]) -> None:
+        place = self._places.pop(slot)
+        del self._tasks[slot]
+        number = self._signals.pop(slot, signal.SIGKILL)
+        code = -number if task.cancelled() else task.result()
+        _note(RanHere(place, code))
+        blamed = min((rank for generation, rank in self.failed if generation == place.generation), default=None)
+        report = FailureReport(type_name="PeerLost", message="", traceback="", is_peer_error=True, blames=blamed)
+        end = RankEnd(
+            generation=place.generation,
+            rank=place.rank,
+            local_rank=slot,
+            host=self._host,
+            pid=1,
+            returncode=code,
+            at=asyncio.get_running_loop().time(),
+            report=report if code == 2 else None,
+        )
+        self._feed(RankGone(slot, end))
+
+
 class _Quiet:
-    """A display that shows nothing, and a reaper that has nothing to do."""
+    """A display that shows nothing, a reaper that has nothing to do, and a rendezvous that nobody comes to."""
+
+    def open(self, **_: Any) -> None: ...
+    def exited(self, **_: Any) -> None: ...
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -509,11 +598,11 @@ class _Quiet:
         await asyncio.Event().wait()
 
 
-def record(hosts: tuple[int, int]) -> SubmittedJob:
+def record(hosts: tuple[int, int], mode: ElasticMode = ElasticMode.RANKS) -> SubmittedJob:
     return SubmittedJob(
         version="1",
         name="job",
-        mode=ElasticMode.RANKS,
+        mode=mode,
         program="job.py",
         arguments=(),
         kind=ProgramKind.SCRIPT,
@@ -526,7 +615,7 @@ def record(hosts: tuple[int, int]) -> SubmittedJob:
         max_restarts=10_000,
         restart_window=1.0,
         grace=1.0,
-        timeout=30.0,
+        timeout=30.0 if mode is ElasticMode.RANKS else 1e6,
         silent_after=10.0,
         on_total_loss=OnTotalLoss.RESTART,  # histories go on
     )
@@ -543,9 +632,10 @@ class SimulatedHosts:
         idle: tuple[int, ...] = (),
         death_chance: float = 0.0,
         rank_death_chance: float = 0.0,
+        mode: ElasticMode = ElasticMode.RANKS,
     ) -> None:
         self.cluster = cluster
-        self.job = record(hosts)
+        self.job = record(hosts, mode)
         self._idle = idle
         self._death_chance = death_chance
         self._rank_death_chance = rank_death_chance
@@ -588,8 +678,9 @@ class SimulatedHosts:
         service.number = self._services
         place = HostPlace(host=name, host_id=name, bind="", secret_file="", environment={}, is_witness=is_witness)
         quiet: Any = _Quiet()
-        straw: Any = StrawProcesses
+        straw: Any = StrawProcesses if self.job.mode is ElasticMode.RANKS else RestartedProcesses
         agent = HostAgent(service, place, rendezvous=quiet, display=quiet, reaper=quiet, processes=straw)
+        agent.address = f"10.0.0.{process.node}:1"
         opening: asyncio.Task[None] | None = None
         try:
             await service.start()

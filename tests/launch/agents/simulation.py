@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from asyncpar.launch.agents.job_record import ElasticMode
 from asyncpar.net.membership.group_codec import decode_group
 from asyncpar.net.membership.lineage import Lineage
 from asyncpar.net.membership.world_messages import (
@@ -31,7 +32,9 @@ from tests.launch.agents.simulated_hosts import (
     EndedByChance,
     Failed,
     Leads,
+    RanHere,
     Received,
+    RestartedProcesses,
     SimulatedHosts,
     Started,
     StrawProcesses,
@@ -90,6 +93,7 @@ class Group:
     rank_death_chance: float = 0.0
     planned: tuple[Fault, ...] = ()
     last: str | None = None
+    mode: ElasticMode = ElasticMode.RANKS
     seconds: float = SECONDS
     calm_from: float = CALM_FROM
 
@@ -126,6 +130,7 @@ def simulate_hosts(seed: int, group: Group, *, records: bool = False) -> Run:
         idle=group.idle,
         death_chance=group.death_chance,
         rank_death_chance=group.rank_death_chance,
+        mode=group.mode,
     )
 
     async def watch() -> None:
@@ -144,6 +149,7 @@ def simulate_hosts(seed: int, group: Group, *, records: bool = False) -> Run:
         await asyncio.sleep(group.seconds - group.calm_from)
 
     StrawProcesses.network, StrawProcesses.may_die = cluster.network, hosts.rank_may_die
+    RestartedProcesses.failed = set()
     asyncio.set_event_loop(loop)
     loop.set_exception_handler(lambda _, context: _note_error(loop, context))
     try:
@@ -197,6 +203,35 @@ def check(run: Run) -> None:
     check_culprits(run)
     check_restarts(run)
     check_liveness(run)
+
+
+def check_restarted(run: Run) -> None:
+    """Raise ``Unsafe`` or ``Stuck`` for a run of a job that starts again with every world."""
+    for one in run.of(Failed):
+        raise Unsafe(f"at {one.at:.3f}, node {one.node}: {one.content.why}")
+    check_decisions(run)
+    check_leaders(run)
+    check_commands(run)
+    started: dict[tuple[int, int], int] = {}
+    facts: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    running: dict[tuple[int, int, int], RanHere] = {}
+    for one in run.of(RanHere):
+        place = one.content.place
+        who = one.node, one.incarnation, place.rank
+        if one.content.code is not None:
+            running.pop(who, None)
+            continue
+        if started.setdefault((place.generation, place.rank), one.node) != one.node:
+            raise Unsafe(f"at {one.at:.3f}: rank {place.rank} of generation {place.generation} starts on two hosts")
+        facts[place.generation].add((place.world_size, place.restarts))
+        running[who] = one.content
+    for generation, found in facts.items():
+        if len(found) > 1:
+            raise Unsafe(f"generation {generation}: ranks differ in the size of the world and restarts: {found}")
+    last = {one.place.generation for one in running.values() if one.place.generation == max(facts)}
+    ranks = sorted(one.place.rank for one in running.values() if one.place.generation in last)
+    if ranks != list(range(run.size)):
+        raise Stuck(f"in the end the ranks {ranks} of generation {max(facts)} run, on {run.size} hosts")
 
 
 def check_decisions(run: Run) -> None:

@@ -7,11 +7,14 @@ from functools import cache
 
 import pytest
 
+from asyncpar.launch.agents.host_protocol import NotifyLeader
+from asyncpar.launch.agents.job_record import ElasticMode
+from asyncpar.launch.agents.restarted_ranks import RestartedRanks
 from asyncpar.net.membership.world_messages import HostParked
 from asyncpar.testing.simulation import Fault
 from tests.launch.agents.safeguards import ALL, LAST, MISSING, without
 from tests.launch.agents.simulated_hosts import Committed, Decided, Leads, Received
-from tests.launch.agents.simulation import Group, Run, Stuck, Unsafe, check, simulate_hosts
+from tests.launch.agents.simulation import Group, Run, Stuck, Unsafe, check, check_restarted, simulate_hosts
 from tests.soak import chosen, is_soak
 
 LIMIT = 500
@@ -49,6 +52,45 @@ def test_nothing_unsafe_happens_and_steps_go_on_when_faults_are_over(name: str) 
         except AssertionError as error:
             error.add_note(f"seed {seed}: {', '.join(map(repr, run.faults))}")
             raise
+
+
+RESTARTED = {
+    "three": Group(mode=ElasticMode.RESTART),
+    "crashing-ranks": Group(mode=ElasticMode.RESTART, rank_death_chance=0.01),
+    "dying-writers": Group(mode=ElasticMode.RESTART, death_chance=0.02, rank_death_chance=0.005),
+    "all-of-three": Group(mode=ElasticMode.RESTART, hosts=(3, 3), faults=4, rank_death_chance=0.01),
+}
+
+
+@pytest.mark.timeout(chosen(120, soak=1800))
+@pytest.mark.parametrize("name", RESTARTED)
+def test_jobs_that_start_again_with_every_world_run_on_all_hosts_when_faults_are_over(name: str) -> None:
+    for seed in range(chosen(3, soak=300)):
+        run = simulate_hosts(seed, RESTARTED[name])
+        try:
+            check_restarted(run)
+        except AssertionError as error:
+            error.add_note(f"seed {seed}: {', '.join(map(repr, run.faults))}")
+            raise
+
+
+def test_restarts_that_hosts_do_not_announce_to_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = RestartedRanks._ready  # noqa: SLF001
+
+    def without_restarts(ranks: RestartedRanks, generation: int, *, port: int) -> NotifyLeader:
+        known, ranks._restarts = ranks._restarts, 0  # noqa: SLF001
+        notice = ready(ranks, generation, port=port)
+        ranks._restarts = known  # noqa: SLF001
+        return notice
+
+    monkeypatch.setattr(RestartedRanks, "_ready", without_restarts)
+
+    def check_some() -> None:
+        for seed in range(20):
+            check_restarted(simulate_hosts(seed, RESTARTED["crashing-ranks"]))
+
+    with pytest.raises(Unsafe, match="ranks differ in the size of the world and restarts"):
+        check_some()
 
 
 def test_equal_seeds_do_the_same() -> None:
