@@ -75,7 +75,7 @@ def is_there(pid: int) -> bool:
 @pytest.mark.process
 @pytest.mark.parametrize(("end", "workers"), first(2, [("pass", "0"), ("SIGINT", "1"), *MORE]))
 def test_nothing_that_a_test_starts_outlives_it(end: str, workers: str, tmp_path: Path) -> None:
-    from tests.launch.test_launch_hosts import free_port
+    from tests.ports import free_port
 
     (tmp_path / "test_session.py").write_text(SESSION)
     (tmp_path / "rank.py").write_text(RANK)

@@ -17,7 +17,7 @@ import asyncpar
 from asyncpar.launch.cli import main
 from asyncpar.net.membership.credentials import create_secret
 from tests.hostile.floods import ELASTIC, PLAIN, Crowd, Flooded, eventually, many_descriptors, terminate
-from tests.launch.test_launch_hosts import free_port
+from tests.ports import free_port
 from tests.soak import chosen
 
 pytestmark = [

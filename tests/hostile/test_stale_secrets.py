@@ -28,7 +28,7 @@ from asyncpar.testing import run_virtual
 from tests.hostile.floods import ELASTIC, Flooded, eventually, terminate
 from tests.hostile.stale_agents import Group
 from tests.hostile.stale_callers import PINS, StaleCaller, knock
-from tests.launch.test_launch_hosts import free_port
+from tests.ports import free_port
 
 FAR = 1_000_000
 TERMS = worlds.WorldTerms(least_hosts=1, most_hosts=3, members=1)

@@ -23,6 +23,7 @@ from asyncpar.launch.doctor import host_checks, peer_checks, peer_service
 from asyncpar.launch.doctor.findings import Examination, Finding, Verdict, fail, show_findings, warn, well
 from asyncpar.launch.doctor.peer_service import PeerReport, PortWays, meet, serve_doctor
 from tests.launch.conftest import LIMIT, Launcher
+from tests.ports import free_port
 
 
 def test_findings_are_shown_with_what_to_do() -> None:
@@ -152,9 +153,7 @@ def wrong(findings: dict[str, Finding]) -> list[str]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 async def test_two_doctors_that_agree(port: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 
 from asyncpar.launch.cli import main
 from tests.net.security.parties import make_directory
+from tests.ports import free_port
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -63,13 +63,6 @@ def make_certificates(directory: Path, *, ranks: int, hosts: str) -> str:
     made = CliRunner().invoke(main, words)
     assert made.exit_code == 0, made.output
     return str(directory)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

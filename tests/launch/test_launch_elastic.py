@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.test_launch_hosts import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py

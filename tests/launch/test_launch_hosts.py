@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -35,13 +36,6 @@ PARKED = """
     register()
     park()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def start_pair(

@@ -26,6 +26,7 @@ from asyncpar.launch.protocol import AgentHello, JobOutcome
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from tests.launch.proxies import ResettingProxy
+from tests.ports import free_port
 from tests.soak import chosen
 
 SECRET = Credentials(b"s" * 32)
@@ -225,9 +226,7 @@ BODY = """
 
 @pytest.mark.process
 async def test_a_job_outlives_resets_while_it_forms_runs_and_ends(launcher: Launcher, tmp_path: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     out = tmp_path / "out"
     out.mkdir()
     secret = tmp_path / "secret"

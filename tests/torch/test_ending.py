@@ -22,6 +22,7 @@ from asyncpar.errors import PeerError, UsageError
 from asyncpar.torch import group_base
 from asyncpar.torch.group_base import GroupBase
 from tests.collective_engines import engine_of
+from tests.ports import free_port
 from tests.shared_files import left_behind, shared_files
 from tests.torch.fork_servers import fork_servers
 from tests.torch.pendings import Pendings
@@ -273,9 +274,7 @@ def destroy_nothing(channel: socket.socket, *_: str) -> None:
 
 
 def test_programs_that_destroy_nothing_end_quietly(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TMPDIR": str(tmp_path)}
     processes = []
     for rank, server in enumerate(fork_servers()):

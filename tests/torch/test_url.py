@@ -16,14 +16,9 @@ import asyncpar.torch  # noqa: F401  # registers the scheme
 from asyncpar.errors import LaunchError, PeerTimeout, UsageError
 from asyncpar.torch.rendezvous.store import StoreLease, share_server
 from asyncpar.torch.rendezvous.url import StoreEndpoint
+from tests.ports import free_port
 
 PLACE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -20,8 +20,8 @@ from asyncpar.launch.agents.views import GroupView, HostView
 from asyncpar.net.membership.credentials import create_secret, load_certificates, read_secret
 from asyncpar.net.security.identity import agent_role
 from asyncpar.net.transport.rpc import Credentials
-from tests.launch.test_launch_hosts import free_port
 from tests.net.security.parties import make_homes
+from tests.ports import free_port
 
 LIMIT = 90.0
 
@@ -227,6 +227,9 @@ class AgentGroup:
         return {path.read_text() for path in self.folder.glob("result-*")}
 
     def close(self) -> None:
+        """End all that runs, and print what it has printed: it is shown if the test fails."""
+        for log in sorted(self.folder.glob("*.log")):
+            print(f"--- {log.name}:\n{log.read_text()[-4000:]}")
         for process in self._started:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)

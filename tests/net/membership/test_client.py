@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -22,6 +21,7 @@ from asyncpar.errors import (
 from asyncpar.net.membership.client import JoinRequest, join_world
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.transport.rpc import Credentials, RpcServer
+from tests.ports import free_port
 
 CREDENTIALS = Credentials(bytes(range(32)))
 
@@ -114,13 +114,6 @@ async def test_a_cancelled_join_leaves_its_seat() -> None:
             join_world(address, CREDENTIALS, request(0, 2)), join_world(address, CREDENTIALS, request(1, 2))
         )
     assert again == other
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_a_rendezvous_that_is_not_there_yet_is_waited_for() -> None:
