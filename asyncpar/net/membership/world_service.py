@@ -361,7 +361,8 @@ class WorldService:
                 if nodes:
                     self._feed(consensus.Propose(encode_group(state), voters, nodes))
             case CommandHosts(given):
-                self._commanded = [*_still_current(self._commanded, given), given]
+                if not isinstance(given, JobWaits):  # it is of this moment
+                    self._commanded = [*_still_current(self._commanded, given), given]
                 self._pass_on(given)
                 for one in self._state.nodes:
                     if one.node in self._peers:

@@ -210,6 +210,8 @@ class WorldMachine:
         self._arrivals = HostArrivals()
         self._short_since: float | None = None
         """The time since which the job has too few hosts for a world."""
+        self._waiting: list[str] = []
+        """The hosts that are here, as far as that was reported."""
         self._reports = 0
         self._failures = _Failures(-1, set())
         self._generation = state.generation
@@ -557,17 +559,17 @@ class WorldMachine:
     def _consider_waiting(self, now: float) -> None:
         """Report that the job waits for hosts, and end it after the time that its terms allow."""
         job, director = self._state.job, self._director
-        if job is None or not self._state.is_job_open or self._has_stopped:
-            return
-        least = job.terms.least_hosts
         hosts = [node.name for node in self._state.nodes if not node.is_witness and node.name not in self._draining]
         has_no_world = director is None or director.lacks_members
-        if not has_no_world or len(hosts) >= least:  # ranks of hosts that are here may take their time
-            self._short_since = None
+        is_open = self._state.is_job_open and not self._has_stopped
+        if job is None or not is_open or not has_no_world or len(hosts) >= job.terms.least_hosts:
+            self._short_since = None  # ranks of hosts that are here may take their time
             self._arrivals.end()
             return
-        if self._short_since is None:
-            self._short_since = now
+        least = job.terms.least_hosts
+        if self._short_since is None or hosts != self._waiting:
+            self._short_since = now if self._short_since is None else self._short_since
+            self._waiting = hosts
             self._arrivals.change(now)
         if text := self._arrivals.report(hosts, least, now):
             self._reports += 1

@@ -154,18 +154,32 @@ class Cluster:
         self._job = job(least, most, restarts, timeout)
         self._slots, self._places = slots or {}, places or {}
         self._draws = count()
+        self._number = 1
         self.hosts: dict[str, Host] = {}
         self._sent: list[tuple[str, NotifyLeader]] = []
         opened = JobOpened(number=1, terms=self._job.terms, record=encode_record(self._job))
         self.state = GroupState(nodes=(), job=opened)
         self.leader = WorldMachine(self.state, now=0.0)
 
+    def open_next(self) -> None:
+        """Open the next job, which is like the one that has ended; every host takes part in it."""
+        self._number += 1
+        opened = JobOpened(number=self._number, terms=self._job.terms, record=encode_record(self._job))
+        names = list(self.hosts)
+        self.hosts.clear()
+        self._direct(HostReported(names[0], opened))
+        self._begin(*names)
+
     def arrive(self, *names: str) -> None:
         for name in names:
             self._direct(NodeJoined(GroupNode(node=name, name=name, address=name)))
+        self._begin(*names)
+
+    def _begin(self, *names: str) -> None:
+        for name in names:
             own = HostRanks(slots=self._slots.get(name, 2), rendezvous=f"{name}:1", place=self._places.get(name))
             machine = RestartedRanks(
-                1, self._job, host=name, own=own, free_port=lambda: 7, draw=lambda: str(next(self._draws))
+                self._number, self._job, host=name, own=own, free_port=lambda: 7, draw=lambda: str(next(self._draws))
             )
             host = self.hosts[name] = Host(name, machine, lambda sender, one: self._sent.append((sender, one)))  # type: ignore[arg-type]
             host.obey(machine.begin(self.now))
@@ -301,6 +315,30 @@ def test_launchers_report_the_hosts_that_they_wait_for_and_end_when_nobody_comes
     assert end is not None
     assert end.exit_code == 1
     assert end.message.startswith("waited 30 s for 2 hosts (--nnodes); present: a. Start the missing ones with")
+
+
+def test_hosts_that_come_while_a_job_waits_are_reported_soon() -> None:
+    cluster = Cluster(3, 3)
+    cluster.arrive("a")
+    cluster.wait(3.0)
+    cluster.arrive("b")
+    cluster.wait(3.0)
+    assert cluster.hosts["a"].waits == [
+        f"waiting for hosts: {n} of 3 are here ({who})" for n, who in ((1, "a"), (2, "a, b"))
+    ]
+
+
+def test_the_time_for_which_a_job_waits_is_its_own() -> None:
+    """The job before it has waited in vain, too."""
+    cluster = Cluster(2, 3)
+    cluster.arrive("a")
+    cluster.wait(31.0)
+    assert [end and end.exit_code for end in cluster.ends()] == [1]
+    cluster.open_next()
+    cluster.wait(29.0)
+    assert cluster.ends() == [None]
+    cluster.wait(2.0)
+    assert [end and end.exit_code for end in cluster.ends()] == [1]
 
 
 def test_the_rank_that_fails_first_ends_the_job_and_all_hosts_have_its_code_and_name() -> None:
