@@ -4,7 +4,7 @@ Sans-I/O.  The host as a whole is one member: it arrives, starts its ranks when 
 revoked, and reports.  So programs need not know of worlds, as under torchrun.  The only state of such a member is the
 number of worlds so far, which is equal on all hosts; this is its lineage.
 
-Hosts notify each other of the ends, conditions and waits of their ranks (``world_notices.py``), so each of them knows
+Hosts notify each other of the ends, conditions and waits of their ranks (``restarted_world.py``), so each of them knows
 which rank of all failed first.  The host of that rank counts the restart and, when there are no more, ends the job.
 How many restarts there were goes with each host into the next world, and the largest number counts.
 """
@@ -37,12 +37,14 @@ from asyncpar.launch.agents.host_protocol import (
     WaitChanged,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
-from asyncpar.launch.agents.restarted_world import HostRanks, HostReadiness, RestartedWorld
-from asyncpar.launch.agents.world_notices import (
+from asyncpar.launch.agents.restarted_world import (
     ConditionNotice,
     DoneNotice,
     EndNotice,
+    HostRanks,
+    HostReadiness,
     Notice,
+    RestartedWorld,
     WaitsNotice,
     decode_notice,
     encode_notice,
@@ -372,8 +374,13 @@ class RestartedRanks:
         return [NotifyRanks(Loss(end.rank, end.host, end.ending))] if is_reason else []
 
     def _condition_changed(self, event: ConditionChanged) -> list[SlotCommand]:
-        ranks = self.ranks
-        notices = self._notify(ConditionNotice(ranks[event.slot], event.notice)) if event.slot in ranks else []
+        world = self._world
+        if world is None or event.slot not in world.running:
+            return [PrintLine(f"{self._title(event.slot)} {event.how}")]
+        if not event.notice and event.slot not in world.unwell:
+            return []  # it was stopped because this host was parked
+        (world.unwell.add if event.notice else world.unwell.discard)(event.slot)
+        notices = self._notify(ConditionNotice(world.offset + event.slot, event.notice))
         return [PrintLine(f"{self._title(event.slot)} {event.how}"), *notices]
 
     def _title(self, slot: int) -> str:

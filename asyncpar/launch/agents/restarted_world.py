@@ -1,4 +1,4 @@
-"""One world of a job that starts again with every world: its hosts, and how its ranks have ended so far.  Pure."""
+"""A world of a job that starts again with every world: notices among its hosts, and the ends of its ranks.  Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
-from asyncpar.launch.wait_board import WaitBoard
+from asyncpar.launch.wait_board import WaitBoard, WaitReport
 from asyncpar.net.membership.world_messages import WorldAnnounced
 
 _REASON_SECONDS = 0.3
@@ -39,6 +40,59 @@ class HostReadiness(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
 
 
+class EndNotice(msgspec.Struct, frozen=True, tag="end"):
+    """The process of a rank has ended; ``end.at`` is on the clock of its host."""
+
+    end: RankEnd
+
+
+class ConditionNotice(msgspec.Struct, frozen=True, tag="condition"):
+    """A rank is in a condition that it cannot report itself (``is stopped``); "": it runs."""
+
+    rank: int
+    how: str
+
+
+class WaitsNotice(msgspec.Struct, frozen=True, tag="waits"):
+    """A rank reports what it waits for."""
+
+    report: WaitReport
+
+
+class DoneNotice(msgspec.Struct, frozen=True, tag="done"):
+    """All ranks of a host have ended with code 0."""
+
+
+Notice = EndNotice | ConditionNotice | WaitsNotice | DoneNotice
+
+
+def name_notice(notice: Notice) -> str:
+    """Return the name under which ``notice`` supersedes earlier ones of its member."""
+    match notice:
+        case EndNotice(end):
+            return f"end {end.rank}"
+        case ConditionNotice(rank):
+            return f"condition {rank}"
+        case WaitsNotice(report):
+            return f"waits {report.rank}"
+        case DoneNotice():
+            return "done"
+
+
+def encode_notice(notice: Notice) -> bytes:
+    """Encode ``notice``."""
+    return msgspec.msgpack.encode(notice)
+
+
+def decode_notice(content: bytes) -> Notice:
+    """Decode the notice in ``content``.  Raises ``ProtocolError`` if there is none."""
+    try:
+        notice: Notice = msgspec.msgpack.decode(content, type=Notice)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a notice of another host cannot be read ({error}); all must be of one version") from error
+    return notice
+
+
 @dataclass
 class RestartedWorld:
     """A world as one of its hosts knows it, which is ``member``.
@@ -56,6 +110,8 @@ class RestartedWorld:
     """The members whose ranks have all ended with code 0."""
     given_up: dict[int, str] = field(default_factory=dict)
     """By slot: how a rank was that was killed for it."""
+    unwell: set[int] = field(default_factory=set)
+    """The slots whose ranks are in a condition that was reported."""
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     """The number of the last notice of each name of each member."""
     waits: WaitBoard = field(default_factory=WaitBoard)

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from asyncpar.core.addresses import check_bindable, is_ours, join_address, loopback, resolve, spell_host, split_address
+from asyncpar.core.addresses import (
+    check_bindable,
+    is_loopback,
+    is_ours,
+    join_address,
+    loopback,
+    resolve,
+    spell_host,
+    split_address,
+)
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import LaunchError, UsageError
@@ -272,12 +281,9 @@ async def _be_an_agent(
             f"--rdzv-endpoint: no agent answers at {where}, which is another host; start the launcher there first, or "
             "name a host that is in the job"
         )
-    listen: str | None = where if options.endpoint is not None else join_address(host, 0)
-    if not founds:
-        listen = None if options.local_addr is None else join_address(spell_host(options.local_addr), AGENTS_PORT)
     agent = AgentOptions(
         join=() if founds else (where,),
-        listen=listen,
+        listen=_own_address(options, where, founds=founds),
         node_rank=0 if founds else options.node_rank,
         name=options.host_name or _own_name(options, is_guest=is_here and not founds),
         grace=options.grace,
@@ -298,6 +304,16 @@ async def _be_an_agent(
     if end is None:
         return process.exit_code
     return end.exit_code or process.exit_code
+
+
+def _own_address(options: LaunchOptions, where: str, *, founds: bool) -> str | None:
+    """Return where this launcher serves the others; None: at the address that its way to them shows."""
+    if founds:
+        return where if options.endpoint is not None else join_address(split_address(where)[0], 0)
+    if options.local_addr is None:
+        return None
+    address = spell_host(options.local_addr)
+    return join_address(address, 0 if is_loopback(resolve(options.local_addr)) else AGENTS_PORT)
 
 
 def _own_name(options: LaunchOptions, *, is_guest: bool) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_process import compare_job
-from asyncpar.launch.agents.job_record import encode_record
+from asyncpar.launch.agents.job_record import ElasticMode, encode_record
 from asyncpar.net.membership.world_messages import JobOpened, WorldStatus
 from tests.launch.agents.simulated_hosts import record
 
@@ -33,6 +33,12 @@ def test_a_launcher_with_other_options_learns_which(name: str, value: Any) -> No
     other = msgspec.structs.replace(JOB, **{name: value})
     with pytest.raises(UsageError, match=f"launch: expected {name} .*, as the job that runs, got"):
         compare_job(RUNS, other)
+
+
+def test_ranks_that_start_again_may_be_more_on_one_host_than_on_another() -> None:
+    ours = msgspec.structs.replace(JOB, mode=ElasticMode.RESTART)
+    runs = msgspec.structs.replace(RUNS, job=JobOpened(number=1, terms=ours.terms, record=encode_record(ours)))
+    compare_job(runs, msgspec.structs.replace(ours, slots=5, log_directory="/own/logs"))
 
 
 def test_where_a_launcher_is_started_does_not_matter() -> None:

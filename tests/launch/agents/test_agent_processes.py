@@ -208,6 +208,38 @@ def test_launchers_without_agents_are_agents_and_the_first_may_go(group: AgentGr
     assert group.results() == {wanted}
 
 
+LATE = """
+    from asyncpar.__main__ import main
+    from asyncpar.launch.agents import submission
+    from asyncpar.launch.agents.control_client import NoAgent
+
+    find_group = submission.find_group
+
+    async def find_later(client, *, patience):
+        submission.find_group = find_group
+        raise NoAgent("not yet")
+
+    submission.find_group = find_later
+    main()
+"""
+"""The command, for which the other launcher founds the group just after it has looked for one."""
+
+
+def test_of_two_launchers_at_once_the_slower_one_takes_part_with_its_own_number_of_ranks(group: AgentGroup) -> None:
+    endpoint = f"127.0.0.1:{group.free_port()}"
+    proof = ("--secret-file", str(group.secret))
+    common = ("launch", "--nnodes", "1:2", "--last-call", "30", "--rdzv-endpoint", endpoint, *proof)
+    path = group.script(PLAIN)
+    first = group.command(*common, "--nproc-per-node", "1", path, log="first.log")
+    eventually(lambda: "serves at" in group.output("first"), "the first launcher")
+    late = ("-c", textwrap.dedent(LATE))
+    second = group.command(*common, "--nproc-per-node", "2", path, log="second.log", program=late)
+    worlds = {f"world-0-{rank}-3" for rank in range(3)}
+    eventually(lambda: {path.name for path in group.folder.glob("world-*")} == worlds, "a world of three ranks")
+    (group.folder / "end").touch()
+    assert [process.wait(timeout=60) for process in (first, second)] == [0, 0], group.output("second")
+
+
 SUMMING = """
     import os
     import numpy as np

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from asyncpar.errors import UsageError
 from asyncpar.launch.agents.any_agent import AnyAgent
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.control_service import ControlService
-from asyncpar.launch.agents.job_record import encode_record
+from asyncpar.launch.agents.job_record import decode_record, encode_record
 from asyncpar.launch.agents.requests import CancelRequest, SubmitRequest
 from asyncpar.launch.agents.views import GroupView, HostView
 from asyncpar.net.membership.group_peers import RpcGroupNetwork
@@ -185,3 +186,18 @@ async def test_a_launcher_that_submits_its_job_again_gets_its_number_and_another
         for ticket in ("theirs", ""):
             with pytest.raises(UsageError, match=r"the agents run job 1 \(job\)"):
                 await ControlClient(other, CREDENTIALS).submit(SubmitRequest(record=replace(JOB, ticket=ticket)))
+
+
+@pytest.mark.process
+async def test_limits_that_are_off_are_off_for_the_agents_too(tmp_path: Path) -> None:
+    """They are infinite, for which JSON has no number."""
+    limits = ("silent_after", "stopped_after", "busy_after", "restart_window")
+    job = replace(JOB, **dict.fromkeys(limits, math.inf))
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        one = Served(tmp_path, "one")
+        address = await one.serve(stack)
+        await one.begin(stack)
+        await ControlClient(address, CREDENTIALS).submit(SubmitRequest(record=job))
+        opened = (await one.service.status()).job
+    assert opened is not None
+    assert decode_record(opened.record) == job

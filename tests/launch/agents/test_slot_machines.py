@@ -15,6 +15,7 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
+    ConditionChanged,
     GrantLease,
     HostTick,
     LeaveHost,
@@ -643,6 +644,21 @@ def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -
     numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
     assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process receives nothing"
     assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]
+
+
+def test_ranks_that_their_agent_has_stopped_are_not_said_to_run_again() -> None:
+    host = Host(ElasticMode.RESTART, slots=1)
+    own = PlacedMember(name=host.reported[0].member, host="a", address=host.reported[0].address)
+    host.feed(announced(0, own))
+    host.feed(WorldStarted(0, READY[:1]))
+    host.feed(HostParked("no quorum"))
+    assert host.feed(ConditionChanged(0, "is stopped", "is stopped")) == []
+    host.feed(HostParked(""))
+    assert host.feed(ConditionChanged(0, "runs again")) == []
+    host.feed(ConditionChanged(0, "is stopped", "is stopped"))
+    assert host.of(PrintLine) == [PrintLine("rank 0 is stopped")]
+    host.feed(ConditionChanged(0, "runs again"))
+    assert host.of(PrintLine) == [PrintLine("rank 0 runs again")]
 
 
 def test_a_launcher_without_a_quorum_for_too_long_ends_its_ranks_and_the_job_here() -> None:

@@ -7,9 +7,11 @@ from typing import cast
 import pytest
 
 import asyncpar as ap
+from asyncpar.launch.agents import submission
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.submission import find_group
 from asyncpar.launch.agents.views import GroupView
+from asyncpar.launch.options import LaunchOptions
 
 
 class LateAgent:
@@ -36,6 +38,23 @@ def test_an_agent_that_comes_late_is_waited_for() -> None:
 def test_an_agent_that_never_comes_is_reported_after_the_time() -> None:
     with pytest.raises(NoAgent):
         ap.testing.run_virtual(find_group(cast("ControlClient", LateAgent(10**9)), patience=60.0))
+
+
+@pytest.mark.parametrize(
+    ("local_addr", "founds", "expected"),
+    [
+        (None, True, "10.0.0.1:5"),
+        (None, False, None),
+        ("10.0.0.2", False, "10.0.0.2:29400"),
+        ("127.0.0.1", False, "127.0.0.1:0"),
+        ("::1", False, "[::1]:0"),
+    ],
+)
+def test_a_launcher_serves_at_the_endpoint_if_it_founds_and_else_at_its_own_address(
+    local_addr: str | None, founds: bool, expected: str | None
+) -> None:
+    options = LaunchOptions(program="x", nnodes=2, least_nnodes=1, endpoint="10.0.0.1:5", local_addr=local_addr)
+    assert submission._own_address(options, "10.0.0.1:5", founds=founds) == expected  # noqa: SLF001
 
 
 def test_without_a_place_nobody_waits() -> None:
