@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +43,34 @@ FORMER_NAMES = re.compile(
 )
 ALLOWED = {"Roster": "net/arena/formation_machine.py", "Meeting": "collectives/device/agree.py"}
 """Other things: a message with the offers of all ranks, and one exchange of records before a launch."""
+
+
+@cache
+def docstrings() -> list[tuple[Path, int, str, str]]:
+    """Return the docstrings of the package: file, line, text, and the name of the function, "" for anything else."""
+    found: list[tuple[Path, int, str, str]] = []
+    for path, text in python_files("asyncpar"):
+        for node, parent in statements(ast.parse(text)):
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found.append((path, node.lineno, value.value, function_of(node, parent)))
+    return found
+
+
+def function_of(node: ast.stmt, parent: ast.AST) -> str:
+    """Return the name of the function whose docstring ``node`` is; "" if it is another one's, or a property's."""
+    if not isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) or parent.body[0] is not node:
+        return ""
+    return "" if any("property" in ast.dump(decorator) for decorator in parent.decorator_list) else parent.name
+
+
+def statements(node: ast.AST) -> Iterator[tuple[ast.stmt, ast.AST]]:
+    """Yield the statements in ``node`` with those around them, without a look at expressions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child, node
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from statements(child)
 
 
 def python_files(*folders: str) -> Iterator[tuple[Path, str]]:
@@ -90,43 +119,20 @@ def test_docstrings_of_modules_name_what_is_in_them() -> None:
     assert found == []
 
 
-def definitions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Yield the functions and classes in ``node``, without a look at expressions, which have none."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield child
-        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-            yield from definitions(child)
-
-
 def test_docstrings_of_functions_say_what_the_function_does() -> None:
     found = [
-        f"{path}:{node.lineno}: {docstring.splitlines()[0]}"
-        for path, text in python_files("asyncpar")
-        if path not in NAMES_OF_NCCL and "def " in text
-        for node in definitions(ast.parse(text))
-        if not isinstance(node, ast.ClassDef)
-        and node.name != "__init__"
-        and (docstring := ast.get_docstring(node)) is not None
-        and NARRATIONS.match(docstring)
-        and not any("property" in ast.dump(decorator) for decorator in node.decorator_list)
+        f"{path}:{line}: {text.splitlines()[0]}"
+        for path, line, text, function in docstrings()
+        if path not in NAMES_OF_NCCL and function not in ("", "__init__") and NARRATIONS.match(text)
     ]
     assert found == []
-
-
-def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the docstrings of ``tree``, and the strings after attributes, with their lines."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, node.value.value
 
 
 def test_no_docstring_asks_or_leaves_its_result_without_a_name() -> None:
     assert ASKS.match("Is the lane, which may be shared, open?  Not for long.") is not None
     found = [
         f"{path}:{line}: {text.splitlines()[0]}"
-        for path, source in python_files("asyncpar")
-        for line, text in strings(ast.parse(source))
+        for path, line, text, _ in docstrings()
         if ASKS.match(text) or NAMELESS.match(text)
     ]
     assert found == []

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from asyncpar.core.concurrency.worker import DaemonThread
 from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.harmless import HarmlessStream, harmless_bytes, harmless_line, harmless_values
-from asyncpar.observe.progress_line import drawn_line, plain_line
+from asyncpar.observe.progress_line import chosen_width, drawn_line, plain_line
 
 _BAR_SECONDS = 0.1
 """Least seconds between two drawings of the bar."""
@@ -182,7 +182,9 @@ class PlainDisplay(Display):
             self._line_has_ended.set()
 
     async def show(self, prefix: str, record: ProgressRecord) -> None:
-        await self.lines(f"{prefix}{plain_line(record)}\n".encode())
+        width = chosen_width()
+        line = plain_line(record, width=None if width is None else width - len(prefix))
+        await self.lines(f"{prefix}{line}\n".encode())
 
 
 class TerminalDisplay(Display):

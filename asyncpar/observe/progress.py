@@ -118,10 +118,10 @@ class _Lines(_Display):
             self.close()
 
     def close(self) -> None:
-        from asyncpar.observe.progress_line import plain_line
+        from asyncpar.observe.progress_line import chosen_width, plain_line
 
         if self._left is not None:
-            self._stream.write(plain_line(self._left) + "\n")
+            self._stream.write(plain_line(self._left, width=chosen_width()) + "\n")
             self._stream.flush()
             self._left = None
 

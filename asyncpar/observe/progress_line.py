@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import TYPE_CHECKING
 
 from asyncpar.core.observe.rank_reports import ProgressRecord
@@ -14,14 +15,25 @@ _WIDEST_BAR = 30
 _NARROWEST_BAR = 5
 
 
-def plain_line(record: ProgressRecord) -> str:
-    """Format progress as ``train 12/300 (4%) loss=2.31``."""
+def plain_line(record: ProgressRecord, *, width: int | None = None) -> str:
+    """Format progress as ``train 12/300 (4%) loss=2.31``; the last fields are left out beyond ``width`` characters."""
     parts = [record.description, _amount(record)]
     share = _share(record)
     if share is not None:
         parts.append(f"({share:.0%})")
-    parts += [f"{name}={value}" for name, value in record.fields.items()]
-    return " ".join(filter(None, parts))
+    line = " ".join(filter(None, parts))
+    for name, value in record.fields.items():
+        longer = f"{line} {name}={value}"
+        if width is not None and len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def chosen_width() -> int | None:
+    """Return the width that the user has chosen for lines by the variable ``COLUMNS``, None if there is none."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdecimal() and int(text) else None
 
 
 def drawn_line(record: ProgressRecord, *, width: int) -> str:

@@ -60,6 +60,7 @@ def test_without_peers_our_own_figures_are_shown(tmp_path: Path) -> None:
     assert [sample["asks"] for sample in written["records"]["soak"]["asyncpar"]] == [100, 500, 1000]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_peers_stand_beside_us_with_ratios_and_verdicts(tmp_path: Path) -> None:
     make_peer(tmp_path, "xoscar", f"echo '{ASK % (1000.0, 0)}'")

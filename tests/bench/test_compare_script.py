@@ -63,6 +63,7 @@ def test_without_peers_our_own_figures_are_shown(tmp_path: Path) -> None:
     assert all(len(entry["seconds"]["asyncpar"]) == 2 for entry in results)
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_peers_stand_beside_us_with_ratios_and_verdicts(tmp_path: Path) -> None:
     make_gloo(tmp_path, records((4, 100.0, 0), (1024, 100.0, 0)))

@@ -21,6 +21,7 @@ def test_all_kinds_of_faults_but_those_of_disks_are_drawn() -> None:
     assert set(simulation.ELASTIC) == KINDS.keys() - {"disk"}
 
 
+@pytest.mark.soak
 def test_a_run_by_the_clock_reports_how_many_seeds_took_how_long() -> None:
     command = [sys.executable, str(SCRIPT), "--seeds", "3", "--processes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

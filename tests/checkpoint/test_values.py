@@ -390,6 +390,7 @@ def test_blocking_programs_save_and_load(place: Path) -> None:
         ap.checkpoint.blocking.load(place, communicator=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_kill_amid_a_save_keeps_the_last_one(place: Path) -> None:
     folder, complete = place / "checkpoints", -1

@@ -62,7 +62,8 @@ def _gangs(dask_scheduler: Any) -> int:
     return 0 if ledger is None else len(ledger.gangs)
 
 
-@pytest.mark.parametrize(("death", "lost"), first(1, [(dask_programs.die_as_second, 1), (dask_programs.die, 2)]))
+@pytest.mark.soak
+@pytest.mark.parametrize(("death", "lost"), [(dask_programs.die_as_second, 1), (dask_programs.die, 2)])
 async def test_workers_that_die_as_places_start_are_named(
     client: Any, monkeypatch: pytest.MonkeyPatch, death: Any, lost: int
 ) -> None:

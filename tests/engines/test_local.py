@@ -56,6 +56,7 @@ class TestElasticLocal(ElasticConformance):
         return await ap.cluster.launch(function, *arguments, ranks=ranks, console=RecordingConsole(), **options)
 
 
+@pytest.mark.soak
 async def test_commands_look_at_an_elastic_job_as_at_others(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
 

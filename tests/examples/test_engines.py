@@ -62,6 +62,7 @@ def test_an_engine_has_the_losses_of_the_launcher(engine: str, examples: Path, l
     ]
 
 
+@pytest.mark.soak
 def test_simulated_pods_have_the_losses_of_the_launcher(examples: Path, launched: dict[str, Any]) -> None:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the ip command (iproute2)")

@@ -256,6 +256,7 @@ def check_layout(done: subprocess.CompletedProcess[str], described: str) -> None
     assert 4.0 < figures["held_out_loss"] < 6.0
 
 
+@pytest.mark.soak
 def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path: Path, host: ProgramHost) -> None:
     options = (*LAYERED, "--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
     launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node"]

@@ -235,6 +235,7 @@ class Victim:
         return {process.pid: process.memory_info().rss / (1 << 20) for process in self.job.processes()}
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="needs /proc")

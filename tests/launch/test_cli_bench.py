@@ -231,6 +231,7 @@ def test_what_is_pinned_is_used(transport: str) -> None:
     assert (dtype, redop, algorithm) == ("bfloat16", "max", "tree")
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_a_full_disk_is_one_line() -> None:
     words = ("--nproc", "1", "--sizes", "4", *QUICK, "--json")
@@ -262,6 +263,7 @@ def test_rows_fit_a_narrow_terminal() -> None:
     assert [row[0] for row in rows("\n".join(table))] == ["4", "1024"]
 
 
+@pytest.mark.soak
 @pytest.mark.process
 def test_ctrl_c_ends_it_in_good_order(tmp_path: Path) -> None:
     words = ("--nproc", "1", "--sizes", "4,8", "--budget", "1000")

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 from asyncpar.core.observe.rank_reports import ProgressRecord
 from asyncpar.launch.display import OutputStream, PlainDisplay, TerminalDisplay
 from asyncpar.testing import run_virtual
@@ -54,6 +56,20 @@ async def test_the_lowest_rank_is_shown_until_all_begin_anew() -> None:
     display.progress(2, "[h:2] ", record(4))
     await display.finish()
     assert stderr.written == b"[h:1] train 2/10 (20%)\n[h:2] train 4/10 (40%)\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"), [("34", b"[h:0] train 1/10 (10%) loss=0.1234\n"), ("33", b"[h:0] train 1/10 (10%)\n")]
+)
+async def test_a_plain_line_is_no_longer_than_the_user_asks_for(
+    monkeypatch: pytest.MonkeyPatch, columns: str, line: bytes
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    stderr = Collected()
+    display = PlainDisplay(Collected(), stderr)
+    display.progress(0, "[h:0] ", ProgressRecord("train", 1.0, 10.0, {"loss": "0.1234"}))
+    await display.finish()
+    assert stderr.written == line
 
 
 async def test_nothing_reported_shows_nothing() -> None:

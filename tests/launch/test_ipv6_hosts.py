@@ -105,6 +105,7 @@ def test_agents_find_each_other(launcher: Launcher) -> None:
     assert (done.stdout + done.stderr).count("trained at ::1") == 2, done.stderr
 
 
+@pytest.mark.soak
 def test_programs_serve_and_start_ranks(tmp_path: Path) -> None:
     script = tmp_path / "serving.py"
     script.write_text(textwrap.dedent(SERVING))

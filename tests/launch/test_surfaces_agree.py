@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,19 +194,11 @@ def line_of(script: str, name: str) -> str:
     return f"job.py:{next(n for n, line in enumerate(lines, 1) if line.endswith(f'# {name}'))}"
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """One job with all hangs: by fault the surfaces, once the status has its cause, and at the end what was printed."""
-    from tests.launch.conftest import Launcher as Real
-
-    launcher = Real(tmp_path_factory.mktemp("surfaces"))
-    try:
-        yield watch_hangs(launcher)
-    finally:
-        launcher.close()
-
-
 def watch_hangs(launcher: Launcher) -> dict[str, Any]:
+    """Run one job with all hangs.
+
+    By fault: the surfaces, once the status has its cause; at the end what was printed.
+    """
     script = launcher.script(program())
     if "lock_held" in HANGS:
         os.mkfifo(launcher.directory / "lock_held.pipe")
@@ -255,9 +247,8 @@ def watch_hangs(launcher: Launcher) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("surface", ["status", "top", "page", "explain"])
-@pytest.mark.parametrize("fault", HANGS)
-def test_every_surface_names_rank_place_and_cause_of_a_hang(seen: Mapping[str, Any], fault: str, surface: str) -> None:
+def check_surface(seen: Mapping[str, Any], fault: str, surface: str) -> None:
+    """Fail unless ``surface`` names rank, place and cause."""
     text, place = seen[fault][surface], seen["places"][fault]
     assert re.search(rf"wait for rank {CULPRIT}\b", text), text
     assert re.search(rf"{re.escape(place)}\b", text), text
@@ -265,8 +256,8 @@ def test_every_surface_names_rank_place_and_cause_of_a_hang(seen: Mapping[str, A
     assert "nothing holds" not in text.lower()
 
 
-@pytest.mark.parametrize("fault", HANGS)
-def test_the_stack_and_the_row_of_the_culprit_have_the_same_place(seen: Mapping[str, Any], fault: str) -> None:
+def check_culprit(seen: Mapping[str, Any], fault: str) -> None:
+    """Fail unless the stack and the row of the culprit have the same place."""
     place = seen["places"][fault]
     assert re.search(rf"{re.escape(place)}\b", seen[fault]["stacks"]), seen[fault]["stacks"]
     row, report = seen["rows"][fault], seen["reports"][fault]
@@ -277,7 +268,8 @@ def test_the_stack_and_the_row_of_the_culprit_have_the_same_place(seen: Mapping[
     assert report.condition == {"held": "hung", "stopped": "stopped"}.get(HANGS[fault].cause, "well")
 
 
-def test_the_terminal_names_them_in_the_same_words(seen: Mapping[str, Any]) -> None:
+def check_terminal(seen: Mapping[str, Any]) -> None:
+    """Fail unless the terminal has named them in the same words."""
     terminal = seen["terminal"]
     for name, hang in HANGS.items():
         assert waits_in(terminal, seen["places"][name]), terminal
@@ -291,7 +283,13 @@ def test_the_terminal_names_them_in_the_same_words(seen: Mapping[str, Any]) -> N
     assert "rank 1 runs again" in terminal
 
 
-def test_a_cycle_of_asks_is_one_everywhere(seen: Mapping[str, Any]) -> None:
+def test_every_surface_names_rank_place_and_cause_of_a_hang_and_of_a_cycle_of_asks(launcher: Launcher) -> None:
+    seen = watch_hangs(launcher)
+    for fault in HANGS:
+        for surface in ("status", "top", "page", "explain"):
+            check_surface(seen, fault, surface)
+        check_culprit(seen, fault)
+    check_terminal(seen)
     for surface, text in seen["cycle"].items():
         assert "asker" in text or "wait for each other" in text, (surface, text)
 

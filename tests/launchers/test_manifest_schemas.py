@@ -12,6 +12,7 @@ from asyncpar.launch.kubernetes.pod_settings import PodSettings
 from asyncpar.observe.kubeflow import StatusMaker
 from asyncpar.testing.jobs import SyntheticJob
 from tests.backends.extras import need
+from tests.launch.kubernetes.deployed import BASES, built
 
 JOB = KubernetesJob(
     image="site/train:1",
@@ -45,26 +46,47 @@ def objects(*, is_jobset: bool, **change: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("minor", MINORS)
-def test_objects_are_valid_in_kubernetes(minor: int) -> None:
+def check_in_kubernetes(made: list[dict[str, Any]], minor: int) -> None:
+    """Fail unless Kubernetes 1.``minor`` knows all fields of ``made``; a JobSet's are those of the job in it."""
     need("kubernetes_validate", "pip install kubernetes-validate")
     import kubernetes_validate
 
-    plain = {"metrics_port": None, "pods": PodSettings()}
-    made = [*objects(is_jobset=False), *objects(is_jobset=False, **plain)]
-    for jobset in (objects(is_jobset=True)[-1], objects(is_jobset=True, **plain)[-1]):
-        template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-        made.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": jobset["metadata"], "spec": template})
     for one in made:
+        if one["kind"] == "JobSet":
+            template = one["spec"]["replicatedJobs"][0]["template"]["spec"]
+            one = {"apiVersion": "batch/v1", "kind": "Job", "metadata": one["metadata"], "spec": template}
         kubernetes_validate.validate(one, f"1.{minor}", strict=True)
 
 
-def test_the_jobset_is_one_of_kubeflows_model_to_the_last_field() -> None:
+def check_jobset(made: dict[str, Any]) -> None:
+    """Fail unless ``made`` is a JobSet of Kubeflow's model to the last field."""
     need("kubeflow_trainer_api", "pip install kubeflow-trainer-api")
     from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-    made = objects(is_jobset=True)[-1]
     assert JobsetV1alpha2JobSet.from_dict(made).to_dict() == made
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_objects_are_valid_in_kubernetes(minor: int) -> None:
+    plain = {"metrics_port": None, "pods": PodSettings()}
+    for is_jobset in (False, True):
+        check_in_kubernetes(objects(is_jobset=is_jobset), minor)
+        check_in_kubernetes(objects(is_jobset=is_jobset, **plain), minor)
+
+
+def test_the_jobset_is_one_of_kubeflows_model_to_the_last_field() -> None:
+    check_jobset(objects(is_jobset=True)[-1])
+
+
+@pytest.mark.parametrize("folder", [*BASES, "example"])
+def test_what_kustomize_makes_is_valid(folder: str) -> None:
+    made = built(folder)
+    assert made
+    for minor in MINORS:
+        check_in_kubernetes(made, minor)
+    for one in made:
+        if one["kind"] == "JobSet":
+            check_jobset(one)
 
 
 def test_the_status_for_kubeflow_is_one_of_its_model_to_the_last_field() -> None:

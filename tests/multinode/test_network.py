@@ -84,6 +84,7 @@ def train_alone() -> tuple[list[list[float]], Model]:
     return losses, model
 
 
+@pytest.mark.soak
 def test_two_hosts_train_as_one_process_and_send_each_other_what_one_rank_would(
     ends: tuple[End, End], tmp_path: Path
 ) -> None:

@@ -7,13 +7,35 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from asyncpar.core.observe.rank_reports import ProgressRecord
-from asyncpar.observe.progress_line import drawn_line, plain_line
+from asyncpar.observe.progress_line import chosen_width, drawn_line, plain_line
 
 RECORD = ProgressRecord(description="train", completed=12.0, total=300.0, fields={"loss": "2.31", "speed": "1.2 MB/s"})
 
 
 def test_the_plain_line_says_it_all() -> None:
     assert plain_line(RECORD) == "train 12/300 (4%) loss=2.31 speed=1.2 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "train 12/300 (4%) loss=2.31 speed=1.2 MB/s"),
+        (41, "train 12/300 (4%) loss=2.31"),
+        (27, "train 12/300 (4%) loss=2.31"),
+        (26, "train 12/300 (4%)"),
+        (1, "train 12/300 (4%)"),
+    ],
+)
+def test_a_plain_line_leaves_out_the_last_fields(width: int, line: str) -> None:
+    assert plain_line(RECORD, width=width) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "width"), [("60", 60), ("0", None), ("", None), ("wide", None), ("-3", None), ("²", None)]
+)
+def test_the_width_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch, text: str, width: int | None) -> None:
+    monkeypatch.setenv("COLUMNS", text)
+    assert chosen_width() == width
 
 
 @pytest.mark.parametrize(

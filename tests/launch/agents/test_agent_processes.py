@@ -574,6 +574,7 @@ OTHERS = """
 """
 
 
+@pytest.mark.soak
 def test_a_joining_rank_with_other_settings_or_another_program_learns_what_differs(group: AgentGroup) -> None:
     """The same program reads a setting from outside, or is changed, after the job has begun; the others go on."""
     group.start_all("one")

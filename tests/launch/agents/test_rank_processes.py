@@ -39,6 +39,7 @@ def is_drained(group: AgentGroup, pid: int) -> bool:
     return bool(text) and json.loads(text)[-1] is True
 
 
+@pytest.mark.soak
 def test_ranks_that_are_killed_stopped_and_drained_come_again_and_no_bit_is_different(group: AgentGroup) -> None:
     options = ("--nproc-per-node", "4", "--max-restarts", "1", "--silent-after", "2")
     launcher = group.launch_alone(group.script(TRAINING), str(UNTIL), options=options)

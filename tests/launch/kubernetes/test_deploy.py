@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,11 @@ import yaml
 from click.testing import CliRunner
 
 from asyncpar.launch.cli import main
-
-FOLDER = Path(__file__).parents[3] / "deploy" / "kustomize"
-BASES = ("indexed-job", "jobset")
+from tests.launch.kubernetes.deployed import BASES, FOLDER, built
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text()))
-
-
-def built(folder: str) -> list[dict[str, Any]]:
-    """Return what ``kubectl kustomize`` makes of ``folder``; skip the test where there is no kubectl."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    words = ["kubectl", "kustomize", str(FOLDER / folder)]
-    made = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
-    assert made.returncode == 0, made.stderr
-    return list(yaml.safe_load_all(made.stdout))
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -18,7 +18,7 @@ from tests.elasticity.round_training import train_rounds
 from tests.elasticity.sharded_training import train_sharded
 from tests.soak import chosen
 
-SEEDS = chosen(6, soak=500)
+SEEDS = chosen(4, soak=500)
 FAULTS = 2
 KINDS = ("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock", "replay", "damage")
 

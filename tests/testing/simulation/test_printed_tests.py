@@ -80,16 +80,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_printed_test_fails_as_the_simulation_did(name: str) -> None:
+def test_the_printed_test_and_the_seed_alone_fail_as_the_simulation_did(name: str) -> None:
     with pytest.raises(SimulationFailed) as caught:
         explore(seeds=itertools.count(3), **CASES[name])
     assert_same(run_printed(caught.value), caught.value)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_seed_alone_fails_as_it_did_in_the_search(name: str) -> None:
-    with pytest.raises(SimulationFailed) as caught:
-        explore(seeds=itertools.count(3), **CASES[name])
     with pytest.raises(SimulationFailed) as alone:
         simulate(seed=caught.value.seed, **CASES[name])
     assert_same(alone.value, caught.value)
