@@ -48,7 +48,7 @@ async def cancel_after(ranks: Ranks, culprit: int, turns: int, main: Any = None)
     return await outcomes_of(tasks)
 
 
-@pytest.mark.parametrize(("stage", "layout"), first(3, in_turn([ZeROStage.STAGE3, ZeROStage.NONE], LAYOUTS)))
+@pytest.mark.parametrize(("stage", "layout"), first(2, in_turn([ZeROStage.STAGE3, ZeROStage.NONE], LAYOUTS)))
 async def test_a_rank_may_be_cancelled_at_any_moment(layout: tuple[int, int, int], stage: ZeROStage) -> None:
     async with running(MODEL, make(layout, stage)) as ranks:
         await ranks.take_step()

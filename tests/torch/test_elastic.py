@@ -156,6 +156,7 @@ def test_a_rank_that_leaves_and_one_that_is_killed_and_those_that_follow_them_ch
         assert sorted(set(ranks.begun(rank))) == list(range(UNTIL))
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_the_second_sigterm_ends_a_rank_where_it_is(start: Callable[[int], Ranks]) -> None:
@@ -199,6 +200,7 @@ def test_the_only_rank_ends_at_once_when_it_gets_sigterm(start: Callable[[int], 
     assert not ranks.has_result(rank)
 
 
+@pytest.mark.soak
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_of_two_ranks_that_get_sigterm_one_leaves_and_the_other_ends(start: Callable[[int], Ranks]) -> None:

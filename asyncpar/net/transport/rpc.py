@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import hmac
 import inspect
+import selectors
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
@@ -59,9 +60,16 @@ def _keep_poller() -> None:
         grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
 
     if any("_poll_wrapper" in thread.name for thread in threading.enumerate()):
-        loop = asyncio.SelectorEventLoop()  # gRPC counts it for the running loop
+        loop = asyncio.SelectorEventLoop(_DeafSelector())  # gRPC counts it for the running loop
         loop.run_until_complete(keep())
         loop.close()
+
+
+class _DeafSelector(selectors.DefaultSelector):
+    """Reports nothing: what gRPC still has for a loop that is closed would be an error of its handler."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:  # noqa: ARG002
+        return []
 
 
 _KEEPALIVE = (

@@ -127,6 +127,37 @@ asyncio.run(main())
 """
 
 
+ENDS_AMID_A_CALL = """
+import asyncio, time
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+
+async def main():
+    credentials = Credentials(bytes(32))
+    server = RpcServer(credentials)
+    await server.start()
+    channel = open_channel(server.address, credentials)
+    call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    await call
+    await server.stop(grace=0)
+    call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    await asyncio.sleep(0)
+    return channel, call
+
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(main())
+time.sleep(0.3)  # the call ends, and nobody takes that
+loop.close()
+"""
+
+
+def test_a_call_that_outlives_its_loop_is_no_error_at_the_end_of_the_process() -> None:
+    command = [sys.executable, "-c", ENDS_AMID_A_CALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr, done.stderr
+
+
 def test_no_thread_of_grpc_ends_in_the_finalization_of_the_interpreter() -> None:
     command = [sys.executable, "-c", ENDS_WITH_A_SERVER]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

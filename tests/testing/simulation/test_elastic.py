@@ -12,7 +12,7 @@ from tests.soak import chosen
 from tests.testing.simulation.programs import UNTIL, bits, check_bits
 from tests.testing.simulation.scenarios import check_prompt_bits
 
-SEEDS = chosen(6, soak=1000)
+SEEDS = chosen(9, soak=1000)
 
 ELASTIC = (
     *("kill", "crash", "restart", "pause", "isolate", "reset", "half_open", "slow", "clock", "replay", "damage"),
