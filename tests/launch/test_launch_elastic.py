@@ -66,7 +66,7 @@ def test_a_job_starts_small_grows_and_goes_on_without_a_killed_host(launcher: La
     said = ends[0].stderr
     assert said.count("a host joins or leaves; stopping all ranks") == 3
     assert "was lost with its host (" in said
-    assert said.count("; 3 hosts\n") == 2
+    assert said.count("starting all ranks again on 3 hosts\n") == 2
     assert launcher.ranks_alive() == []
 
 
@@ -104,4 +104,4 @@ def test_a_crash_counts_as_a_restart_on_all_hosts(launcher: Launcher, eventually
     job.common = (*job.common[:-1], "--max-restarts", "1", script)
     ends = [launcher.finish(process) for process in [job.start(0), job.start(1)]]
     assert [end.returncode for end in ends] == [3, 3], ends
-    assert "".join(end.stderr for end in ends).count("starting all ranks again (restart 1 of 1)") == 1
+    assert [end.stderr.count("starting all ranks again (restart 1)") for end in ends] == [1, 1]

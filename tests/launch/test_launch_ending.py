@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.launch.ways import both_ways
 from tests.soak import chosen, first
 
 pytestmark = pytest.mark.process
@@ -73,13 +74,16 @@ def test_ranks_may_end_in_their_own_way(launcher: Launcher, eventually: Eventual
     assert done.stdout == "saved\n"
 
 
-def test_ranks_that_do_not_end_are_killed_after_the_grace_period(launcher: Launcher, eventually: Eventually) -> None:
-    process = start_parked(launcher, eventually, "--grace-period", "0.3", body=STUBBORN, count=2)
+@both_ways
+def test_ranks_that_do_not_end_are_killed_after_the_grace_period(
+    launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]
+) -> None:
+    process = start_parked(launcher, eventually, *hosts, "--grace-period", "0.3", body=STUBBORN, count=2)
     began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     done = launcher.finish(process)
     assert time.monotonic() - began >= 0.3
-    assert done.returncode == 143
+    assert done.returncode == 130
     assert "killing them" in done.stderr
     assert launcher.ranks_alive() == []
 
@@ -115,8 +119,9 @@ def test_ctrl_c_gives_130_in_every_phase(launcher: Launcher, eventually: Eventua
     assert "Traceback" not in done.stderr
 
 
-def test_a_second_ctrl_c_kills_at_once(launcher: Launcher, eventually: Eventually) -> None:
-    process = start_parked(launcher, eventually, "--grace-period", "1000", body=STUBBORN, count=2)
+@both_ways
+def test_a_second_ctrl_c_kills_at_once(launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]) -> None:
+    process = start_parked(launcher, eventually, *hosts, "--grace-period", "1000", body=STUBBORN, count=2)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "Ctrl-C again" not in process.stderr.readline():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.ways import both_ways
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -36,9 +37,12 @@ def summary_of(text: str) -> list[str]:
     return text[text.index("asyncpar launch: rank ", begun) :].splitlines()
 
 
-def test_an_exception_is_reported_in_ten_lines_with_the_programs_frames(launcher: Launcher) -> None:
+@both_ways
+def test_an_exception_is_reported_in_ten_lines_with_the_programs_frames(
+    launcher: Launcher, hosts: tuple[str, ...]
+) -> None:
     script = launcher.script(STEPS.format(failure="raise ValueError('bad batch 7')"))
-    done = launcher.run("--nproc-per-node", "3", script)
+    done = launcher.run(*hosts, "--nproc-per-node", "3", script)
     lines = summary_of(done.stderr)
     assert done.returncode == 1
     assert lines[0] == "asyncpar launch: rank 1 failed first: ValueError: bad batch 7"
@@ -70,9 +74,10 @@ def test_victims_that_are_ended_while_they_end_are_one_line(launcher: Launcher) 
     assert len(done.stderr.splitlines()) <= 11
 
 
-def test_all_frames_are_shown_on_demand(launcher: Launcher) -> None:
+@both_ways
+def test_all_frames_are_shown_on_demand(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script(STEPS.format(failure="raise ValueError('bad batch 7')").replace("rank == 1", "rank == 0"))
-    done = launcher.run("--full-traceback", script)
+    done = launcher.run(*hosts, "--full-traceback", script)
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "asyncpar/runner.py" in done.stderr
 
@@ -149,15 +154,17 @@ def test_a_consequence_in_other_words_is_not_first(launcher: Launcher) -> None:
 
 
 @pytest.mark.soak
-def test_a_failure_that_is_followed_by_a_restart_is_reported_too(launcher: Launcher) -> None:
+@both_ways
+def test_a_failure_that_is_followed_by_a_restart_is_reported_too(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script("""
         register()
         if os.environ["ASYNCPAR_RESTART_COUNT"] == "0":
             raise ValueError("only once")
     """)
-    done = launcher.run("--max-restarts", "1", script)
+    done = launcher.run(*hosts, "--max-restarts", "1", script)
     assert done.returncode == 0
     assert "rank 0 failed first: ValueError: only once" in done.stderr
+    assert "starting all ranks again (restart 1)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -174,16 +181,18 @@ def test_a_traceback_of_a_rank_that_goes_on_is_shown(launcher: Launcher) -> None
     assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
-def test_an_interrupted_job_shows_where_its_ranks_were(launcher: Launcher) -> None:
+@both_ways
+def test_an_interrupted_job_shows_where_its_ranks_were(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script("""
         register()
         if rank == 1:
             os.kill(os.getppid(), signal.SIGINT)
         park()
     """)
-    done = launcher.run("--nproc-per-node", "2", script)
+    done = launcher.run(*hosts, "--nproc-per-node", "2", script)
     assert done.returncode == 130
     assert "KeyboardInterrupt" in done.stderr
+    assert done.stderr.splitlines()[-1] == "asyncpar launch: ended by SIGINT"
 
 
 def test_the_logs_keep_the_whole_traceback_and_are_named(launcher: Launcher) -> None:

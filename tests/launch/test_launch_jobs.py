@@ -14,6 +14,7 @@ import pytest
 
 from asyncpar.dashboard.page_file import report_page
 from asyncpar.dashboard.run_file import read_run
+from tests.launch.ways import both_ways
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -314,13 +315,14 @@ def read_terminal(descriptor: int) -> bytes:
         return b""
 
 
-def test_a_reader_that_leaves_ends_the_job_quietly(launcher: Launcher) -> None:
+@both_ways
+def test_a_reader_that_leaves_ends_the_job_quietly(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script("""
         register()
         while True:
             print("more")
     """)
-    process = launcher.start("--nproc-per-node", "2", script)
+    process = launcher.start(*hosts, "--nproc-per-node", "2", script)
     assert process.stdout is not None
     assert process.stdout.readline() == "more\n"
     process.stdout.close()

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
+
 from asyncpar.core.addresses import (
     check_reaches_itself,
     is_loopback,
@@ -137,13 +139,46 @@ class AgentProcess:
         is_first, self.exit_code = self.exit_code == 0, 128 + number
         if self._agent is None or self._group is None:
             raise KeyboardInterrupt
-        if is_first and self._job is not None and number == signal.SIGINT and self._agent.number is not None:
-            end = JobEnd(exit_code=128 + number, message=f"the launcher on {self._name} got {name}")
-            self._group.report(JobClosed(number=self._agent.number, record=encode_record(end)))
-            return
+        if self._job is not None and number == signal.SIGINT and self._agent.number is not None:
+            if not is_first and self._is_launcher:
+                self._agent.report("killing all ranks")
+                self._agent.kill()
+                self._group.leave_at_once()
+                return
+            if is_first:
+                self._end_job(number, f"the launcher on {self._name} got {name}")
+                return
         self._agent.leave(f"got {name}", grace=self._options.grace if is_first else 0.0)
         if not is_first:
             self._group.leave_at_once()
+
+    @property
+    def _is_launcher(self) -> bool:
+        return self._job is not None and self._job.mode is ElasticMode.RESTART
+
+    def _end_job(self, number: int, message: str) -> None:
+        """End the job on all hosts, because of the signal ``number``."""
+        assert self._agent is not None
+        assert self._agent.number is not None
+        assert self._group is not None
+        if self._is_launcher:
+            if number == signal.SIGINT:
+                grace = 0.0 if self._job is None else self._job.grace
+                self._agent.report(f"got SIGINT; ranks have {grace:g} s to end (Ctrl-C again kills them at once)")
+            self._agent.interrupt(signal.SIGTERM if number == signal.SIGPIPE else number)
+        end = JobEnd(exit_code=128 + number, message=message, interrupted=self._name if message else "")
+        if self._is_launcher and number != signal.SIGPIPE:
+            end = msgspec.structs.replace(end, signal_number=number)
+        self._group.report(JobClosed(number=self._agent.number, record=encode_record(end)))
+
+    def _output_broken(self, cause: str) -> None:
+        """End the job as a shell pipeline ends: without a message, unless there is a ``cause``."""
+        if self.exit_code or not self._is_launcher or self._agent is None or self._agent.number is None:
+            return
+        self.exit_code = 128 + signal.SIGPIPE
+        if cause:
+            self._agent.report(cause)
+        self._end_job(signal.SIGPIPE, "")
 
     async def _live(
         self, join: tuple[str, ...], reaper: ReaperClient, directory: Path, observers: Observers
@@ -154,6 +189,7 @@ class AgentProcess:
             entry = self._entry(agent.address)
             self._view.own = agent.watch
             agent.on_output = observers.add_output
+            agent.on_broken_output = self._output_broken
             for text in self._unreported:
                 agent.report(text)
             self._unreported.clear()
@@ -218,6 +254,7 @@ class AgentProcess:
             is_witness=self._options.witness,
             node_rank=self._options.node_rank,
             slots=None if self._job is None else self._job.slots,
+            is_launcher=self._is_launcher,
             log_directory=None if self._job is None else self._job.log_directory,
             post_mortem=self._options.post_mortem,
         )
@@ -252,7 +289,7 @@ def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
     if status.job is None:
         return
     running = decode_record(status.job.record)
-    own = {"environment", "directory", "log_directory", "ticket"}
+    own = {"environment", "directory", "log_directory", "ticket", "full_traceback"}
     if job.mode is ElasticMode.RESTART:
         own.add("slots")  # hosts may have different numbers of ranks
     for name in SubmittedJob.__struct_fields__:

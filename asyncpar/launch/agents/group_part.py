@@ -84,7 +84,8 @@ async def take_part(
     agent.address = control.address = server.address
     stack.push_async_callback(group.stop)
     await group.start()
-    agent.report(f"serves at {server.address}")
+    if not place.is_launcher:
+        agent.report(f"serves at {server.address}")
     return GroupPart(group=group, agent=agent, control=control)
 
 

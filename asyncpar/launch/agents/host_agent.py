@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
     GrantLease,
     HostTick,
+    InterruptRanks,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -104,6 +105,8 @@ class HostAgent:
         """The reports of the ranks on this host."""
         self.on_output: Callable[[int, Streams, bytes], None] = lambda _rank, _stream, _chunk: None
         """Called with the output of ranks; ``b""`` marks the end of a stream."""
+        self.on_broken_output: Callable[[str], None] = lambda _cause: None
+        """Called when output cannot be shown, with the reason ("": its reader has closed it)."""
         self._loop = asyncio.get_running_loop()
         self._job: _HostJob | None = None
         self._waiting: list[JobOpened | JobClosed] = []
@@ -156,6 +159,15 @@ class HostAgent:
             self._finish(None)
             return
         self._feed(LeaveHost(grace, why))
+
+    def interrupt(self, number: int) -> None:
+        """Send the signal ``number``, which ends the job, to the ranks of this host; the group is to end the job."""
+        self._feed(InterruptRanks(number))
+
+    def kill(self) -> None:
+        """Kill the ranks of this host."""
+        if self._job is not None and not self._job.is_over:
+            self._job.processes.kill()
 
     @property
     def is_leaving(self) -> bool:
@@ -246,7 +258,8 @@ class HostAgent:
                 self._waiting.pop(0)
                 if job is not None and job.number == command.number and job.end is None:
                     job.end = decode_end(command.record)
-                    self._report_end(job.end)
+                    if not self._place.is_launcher:  # which reports the end when no rank of its own is left
+                        self._report_end(job.end)
                     self._feed(command)
 
     def _open(self, opened: JobOpened) -> None:
@@ -271,16 +284,22 @@ class HostAgent:
             watch=self.watch,
             remains=remains,
             on_output=self._pass_output,
+            on_broken_output=self._pass_broken,
         )
         machine = self._machine(opened.number, record)
         self._job = _HostJob(opened.number, record, machine, processes, remains=remains)
-        self.report(f"job {opened.number}: {record.name} (--elastic {record.mode}, {self._slots(record)} ranks here)")
+        if not self._place.is_launcher:
+            ranks = f"{self._slots(record)} ranks here"
+            self.report(f"job {opened.number}: {record.name} (--elastic {record.mode}, {ranks})")
         self._carry_out(machine.begin(self._loop.time()))
         self._feed(self._parked)
 
     def _pass_output(self, slot: int, stream: Streams, chunk: bytes) -> None:
         ranks = {} if self._job is None else self._job.machine.ranks
         self.on_output(ranks.get(slot, slot), stream, chunk)
+
+    def _pass_broken(self, cause: str) -> None:
+        self.on_broken_output(cause)
 
     def _explain(self, job: _HostJob, end: JobEnd | None) -> None:
         """Write the post-mortem of a job whose processes are gone, if the job or one of its ranks here has failed."""
@@ -309,6 +328,7 @@ class HostAgent:
             free_port=lambda: free_port(bind),
             draw=_draw,
             parked_within=record.reconnect if self._only_job else None,
+            is_launcher=self._place.is_launcher,
         )
 
     def _slots(self, record: SubmittedJob) -> int:
@@ -378,6 +398,8 @@ class HostAgent:
 
     async def _settle(self, job: _HostJob, end: JobEnd | None) -> None:
         await job.processes.settle()
+        if self._place.is_launcher and end is not None and end.message:
+            await self._print(self._words(end))
         self._explain(job, end or job.end)
         job.is_over = True
         if self.is_leaving or self._only_job:
@@ -395,6 +417,11 @@ class HostAgent:
         how = "is complete" if end.is_complete else f"ends with exit code {end.exit_code}"
         self.report(f"the job {how}" + (f": {end.message}" if end.message else ""))
 
+    def _words(self, end: JobEnd) -> str:
+        """Return the message of ``end`` as the launcher that was interrupted has it, or any other one."""
+        is_own = end.interrupted == self._place.host
+        return f"ended by {signal.Signals(end.signal_number).name}" if is_own else end.message
+
     def report(self, text: str) -> None:
         """Print a line of the agent's own."""
         if self._on_line is not None:
@@ -408,9 +435,14 @@ class HostAgent:
         task.add_done_callback(self._working.discard)
 
     async def _print(self, text: str) -> None:
-        lines = "".join(f"asyncpar agent {self._place.host}: {line}\n" for line in text.splitlines())
-        with suppress(OSError):  # the reader may be gone; ranks do not depend on it
+        if self._place.is_launcher:
+            lines = f"asyncpar launch: {text}\n"
+        else:
+            lines = "".join(f"asyncpar agent {self._place.host}: {line}\n" for line in text.splitlines())
+        try:
             await self._display.lines(lines.encode(errors="replace"))
+        except OSError:  # the reader is gone
+            self.on_broken_output("")
 
     async def _watch_reaper(self) -> None:
         await self._reaper.watch(lambda: self.report("the reaper was killed; there is another one now"))

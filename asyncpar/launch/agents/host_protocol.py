@@ -72,6 +72,13 @@ class LeaveHost:
 
 
 @dataclass(frozen=True, slots=True)
+class InterruptRanks:
+    """This launcher got a signal that ends its job, which the ranks of this host get at once."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostTick:
     """Time has passed."""
 
@@ -85,6 +92,7 @@ SlotEvent = (
     | ConditionChanged
     | WaitChanged
     | LeaveHost
+    | InterruptRanks
     | HostTick
 )
 

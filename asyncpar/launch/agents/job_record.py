@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 
 import msgspec
@@ -63,6 +64,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
     on_total_loss: OnTotalLoss = OnTotalLoss.CHECKPOINT
+    full_traceback: bool = False
 
     @property
     def silence(self) -> SilenceLimits:
@@ -93,11 +95,14 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a job: ``message`` is "" for a complete one.
 
-    Ranks that still run when a job ``is_complete`` end by themselves; otherwise their agents end them.
+    Ranks that still run when a job ``is_complete`` end by themselves; otherwise their agents end them, with
+    ``signal_number`` first.  ``interrupted`` is the host of the launcher that got this signal, "" if none did.
     """
 
     exit_code: int
     message: str = ""
+    signal_number: int = signal.SIGTERM
+    interrupted: str = ""
 
     @property
     def is_complete(self) -> bool:

@@ -22,6 +22,7 @@ from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     HostTick,
+    InterruptRanks,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -75,6 +76,8 @@ from asyncpar.net.membership.world_messages import (
     WorldStarted,
 )
 
+_ANSWER_SECONDS = 3.0
+"""Seconds that an interrupted launcher without ranks waits until the group has ended the job."""
 _JOB = "job"
 """The budget of restarts is the job's."""
 
@@ -83,7 +86,7 @@ class RestartedRanks:
     """The ranks of one job on ``host``; ``own`` are those that it adds to each world.
 
     Without a quorum they are stopped until there is one again; the job ends here after ``parked_within`` seconds of it
-    (None: never).
+    (None: never).  A launcher prints as one (``is_launcher``), an agent that outlives jobs what changes in the group.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class RestartedRanks:
         free_port: Callable[[], int],
         draw: Callable[[], str],
         parked_within: float | None = None,
+        is_launcher: bool = False,
     ) -> None:
         self._number = number
         self._record = record
@@ -111,6 +115,13 @@ class RestartedRanks:
         self._end: JobEnd | None = None
         self._is_leaving = False
         self._parked_within = parked_within
+        self._is_launcher = is_launcher
+        self._interrupted: int | None = None
+        """The signal that ends the job, which this launcher got."""
+        self._alone_at: float | None = None
+        """When an interrupted launcher without ranks ends although it cannot learn that the job has."""
+        self._hosts: int | None = None
+        """The number of hosts of the last world that has started."""
         self._is_parked = False
         self._give_up_at: float | None = None
         self._leave_at: float | None = None
@@ -124,7 +135,7 @@ class RestartedRanks:
     @property
     def next_deadline(self) -> float | None:
         """See ``SlotsMachine``."""
-        times = [self._arrive_at, self._leave_at, self._give_up_at]
+        times = [self._arrive_at, self._leave_at, self._give_up_at, self._alone_at]
         times += [] if self._world is None else [self._world.next_deadline]
         return min((at for at in times if at is not None), default=None)
 
@@ -167,8 +178,8 @@ class RestartedRanks:
                 commands = self._give_up(slot, how)
             case WaitChanged(report):
                 commands = self._notify(WaitsNotice(report))
-            case LeaveHost(grace, why):
-                commands = self._leave(grace, why, now)
+            case LeaveHost() | InterruptRanks():
+                commands = self._asked_to_end(event, now)
             case HostTick():
                 commands = self._tick(now)
             case JobClosed() | JobStopped() | HostDismissed():
@@ -216,8 +227,9 @@ class RestartedRanks:
 
     def _announced(self, announced: WorldAnnounced, now: float) -> list[SlotCommand]:
         self._lineage = Lineage(announced.generation + 1, b"")
-        hosts = len(announced.members)
-        printed: list[SlotCommand] = [PrintLine(f"{announced.change}; {hosts} host{'s' if hosts != 1 else ''}")]
+        printed: list[SlotCommand] = (
+            [] if self._is_launcher else [PrintLine(f"{announced.change}; {_hosts(announced)}")]
+        )
         names = [placed.name for placed in announced.members]
         if self._member is None:
             return printed
@@ -260,7 +272,13 @@ class RestartedRanks:
             self._count(now)  # another host has counted it first
         first, offset, size, certified = world.hosts[0], world.offset, world.size, world.certified
         world.has_started, world.running = True, set(range(self._own.slots))
-        return [
+        before, self._hosts = self._hosts, len(world.members)
+        printed: list[SlotCommand] = []
+        if self._is_launcher and before is not None:
+            on = "" if before == self._hosts else f" on {_hosts(world.announced)}"
+            restarts = f" (restart {self._restarts})" if self._restarts else ""
+            printed.append(PrintLine(f"starting all ranks again{on}{restarts}"))
+        starts = [
             StartRank(
                 slot,
                 str(self._member),
@@ -280,6 +298,7 @@ class RestartedRanks:
             )
             for slot in range(self._own.slots)
         ]
+        return [*printed, *starts]
 
     def _ended(self, why: str, now: float) -> list[SlotCommand]:
         """End the ranks of a world that is over, then report."""
@@ -394,14 +413,29 @@ class RestartedRanks:
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _signal(self, number: int) -> list[SlotCommand]:
-        numbers = [number, signal.SIGCONT] if number == signal.SIGTERM and self._is_parked else [number]
+        asks = number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+        numbers = [number, signal.SIGCONT] if asks and self._is_parked else [number]
         slots = [] if self._world is None else sorted(self._world.running)
         return [SignalRank(slot, one) for slot in slots for one in numbers]
 
-    def _stop(self, now: float) -> list[SlotCommand]:
+    def _stop(self, now: float, number: int = signal.SIGTERM) -> list[SlotCommand]:
         if self._world is not None and self._world.running:
             self._world.kill_at, self._world.has_signalled = now + self._record.grace, True
-        return self._signal(signal.SIGTERM)
+        return self._signal(number)
+
+    def _stop_for(self, end: JobEnd, now: float) -> list[SlotCommand]:
+        """Stop the ranks since the job has ended on another host, or there is no world for them."""
+        printed: list[SlotCommand] = []
+        if end.interrupted and self._world is not None and self._world.running:
+            printed.append(PrintLine(f"{end.message}; stopping all ranks"))
+        return [*printed, *self._stop(now, end.signal_number)]
+
+    def _interrupt(self, number: int, now: float) -> list[SlotCommand]:
+        """Pass on a signal that this launcher got; the job ends with it."""
+        self._interrupted = number
+        if self._world is None or not self._world.running:
+            self._alone_at = now + _ANSWER_SECONDS
+        return self._stop(now, number)
 
     def _gone(self, slot: int, end: RankEnd, now: float) -> list[SlotCommand]:
         world = self._world
@@ -420,6 +454,9 @@ class RestartedRanks:
             self._world = None
             return commands
         if self._end is not None:
+            return commands
+        if self._interrupted is not None:
+            self._alone_at = now + _ANSWER_SECONDS
             return commands
         if self._is_leaving:
             return [*commands, NotifyLeader(MemberLeft(self._member))]
@@ -441,7 +478,10 @@ class RestartedRanks:
             return self._report()
         world.is_over = True
         count = f" (restart {self._budget.crashes(_JOB)} of {self._budget.most})" if is_own else ""
-        printed = [PrintLine(f"{world.why}; starting all ranks again{count}")] if is_own or first.is_peer_error else []
+        printed: list[SlotCommand] = [PrintLine(end.message)]
+        if not self._is_launcher:
+            is_here = is_own or first.is_peer_error
+            printed = [*printed, PrintLine(f"{world.why}; starting all ranks again{count}")] if is_here else []
         return [*printed, *self._report()]
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -455,15 +495,24 @@ class RestartedRanks:
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
             commands += self._stop(now)
+        if self._alone_at is not None and now >= self._alone_at and self._end is None:
+            number = self._interrupted or signal.SIGTERM
+            self._end = JobEnd(
+                exit_code=128 + number, message="the job is interrupted", signal_number=number, interrupted=self._host
+            )
         world = self._world
         if world is not None and world.stop_at is not None and now >= world.stop_at:
             world.stop_at = None
+            if world.running:
+                first, _ = world.judge()
+                commands.append(PrintLine(f"rank {first.rank} on {first.host} {first.ending}; stopping all ranks"))
             commands += self._stop(now)
             if not (world.running or world.is_over):  # they had ended before a rank of another host has failed
                 commands += self._failed(now)
         if world is not None and world.kill_at is not None and now >= world.kill_at:
             world.kill_at = None
-            commands += self._signal(signal.SIGKILL)
+            late = f"ranks still run {self._record.grace:g} s after they were asked to end; killing them"
+            commands += [PrintLine(late), *self._signal(signal.SIGKILL)]
         if world is not None and not world.is_over:
             commands += [PrintLine(line) for line in world.waits.report(now)]
         return commands
@@ -474,9 +523,10 @@ class RestartedRanks:
     def _job_changed(self, event: JobClosed | JobStopped | HostDismissed, now: float) -> list[SlotCommand]:
         match event:
             case JobClosed(number=number, record=content) if number == self._number and self._end is None:
-                self._end = decode_end(content)
+                end = self._end = decode_end(content)
                 self._arrive_at = None
-                return [] if self._end.is_complete else self._stop(now)
+                is_stopping = end.is_complete or self._interrupted is not None
+                return [] if is_stopping else self._stop_for(end, now)
             case JobStopped(number, why) if number == self._number and self._end is None:
                 return self._close(JobEnd(exit_code=1, message=why))
             case HostDismissed(why):
@@ -496,11 +546,15 @@ class RestartedRanks:
         self._end = JobEnd(exit_code=1, message=why)
         return [PrintLine(why), *self._stop(now)]
 
-    def _leave(self, grace: float, why: str, now: float) -> list[SlotCommand]:
-        if self._is_leaving:
-            return self._signal(signal.SIGKILL)
-        self._is_leaving, self._leave_at, self._arrive_at = True, now + grace, None
-        return [PrintLine(f"{why}; its ranks get SIGTERM"), NotifyLeader(HostDraining(self._host))]
+    def _asked_to_end(self, event: LeaveHost | InterruptRanks, now: float) -> list[SlotCommand]:
+        match event:
+            case InterruptRanks(number):
+                return self._interrupt(number, now)
+            case LeaveHost() if self._is_leaving:
+                return self._signal(signal.SIGKILL)
+            case LeaveHost(grace, why):
+                self._is_leaving, self._leave_at, self._arrive_at = True, now + grace, None
+                return [PrintLine(f"{why}; its ranks get SIGTERM"), NotifyLeader(HostDraining(self._host))]
 
     def _over(self) -> list[SlotCommand]:
         has_ended = self._end is not None or self._is_leaving
@@ -511,3 +565,8 @@ class RestartedRanks:
             return []  # it waits for its turn to leave
         self._is_over = True
         return [RanksOver(self._end)]
+
+
+def _hosts(announced: WorldAnnounced) -> str:
+    count = len(announced.members)
+    return f"{count} host{'s' if count != 1 else ''}"

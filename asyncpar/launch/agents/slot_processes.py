@@ -53,7 +53,8 @@ class HostPlace:
     """The facts about a host that its ranks need; ``environment`` is inherited.  A witness has no ranks.
 
     ``slots`` is the number of ranks here of jobs that start again with every world, ``log_directory`` where logs of
-    ranks are (None: what the job says), ``node_rank`` the place that this host asks for (None: any).
+    ranks are (None: what the job says), ``node_rank`` the place that this host asks for (None: any).  A launcher that
+    acts as the agent of its host ``is_launcher``: it reports as launchers do.
     """
 
     host: str
@@ -66,6 +67,7 @@ class HostPlace:
     slots: int | None = None
     log_directory: str | None = None
     node_rank: int | None = None
+    is_launcher: bool = False
     post_mortem: str | None = None
     """The directory for the remains of jobs that fail; None: nothing is kept."""
 
@@ -96,8 +98,12 @@ class SlotProcesses:
         watch: HostWatch | None = None,
         remains: PostMortem | None = None,
         on_output: Callable[[int, Streams, bytes], None] = lambda _slot, _stream, _chunk: None,
+        on_broken_output: Callable[[str], None] = lambda _cause: None,
     ) -> None:
-        """``on_output`` gets the output of each slot's process, ``b""`` at the end of a stream."""
+        """``on_output`` gets the output of each slot's process, ``b""`` at the end of a stream.
+
+        ``on_broken_output`` gets the reason for which output cannot be shown ("": its reader has closed it).
+        """
         self._record = record
         self._place = place
         self._feed = feed
@@ -116,7 +122,9 @@ class SlotProcesses:
             on_rank_end=self._ended,
             on_state=lambda _: None,
             on_report=self._report_waits,
-            on_broken_output=lambda _: None,
+            on_broken_output=on_broken_output,
+            holds_tracebacks=record.mode is ElasticMode.RESTART,  # the end of the job has them
+            full_traceback=record.full_traceback,
             post_mortem=remains,
         )
 
@@ -153,10 +161,14 @@ class SlotProcesses:
             if running.member == order.member and running.writer is not None and not running.writer.is_closing():
                 running.writer.write(encode_line(order.message))
 
-    async def close(self) -> None:
-        """End all running processes, and return when nothing of them is left."""
+    def kill(self) -> None:
+        """Kill all running processes, and pass on no more of their output."""
         for running in self._running.values():
             running.group.kill()
+
+    async def close(self) -> None:
+        """End all running processes, and return when nothing of them is left."""
+        self.kill()
         while self._tasks:
             await asyncio.wait(self._tasks)
 

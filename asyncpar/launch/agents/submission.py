@@ -172,6 +172,7 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         redirects=options.redirects,
         tee=options.tee,
         on_total_loss=OnTotalLoss(options.on_total_loss or OnTotalLoss.CHECKPOINT),
+        full_traceback=options.full_traceback,
     )
 
 

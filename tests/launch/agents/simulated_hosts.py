@@ -448,8 +448,9 @@ class StrawProcesses:
         watch: Any,
         remains: Any,
         on_output: Any,
+        on_broken_output: Any,
     ) -> None:
-        del record, display, reaper, watch, remains, on_output
+        del record, display, reaper, watch, remains, on_output, on_broken_output
         self._host = place.host
         self._feed = feed
         self._running: dict[int, tuple[StrawRank, asyncio.Task[None]]] = {}

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import textwrap
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asyncpar.core.addresses import split_address
 from asyncpar.observe.image import read_image
 from tests.elasticity.training import encode, train
 from tests.launch.agents.agent_groups import PLAIN, TRAINING, AgentGroup, eventually
@@ -208,6 +210,12 @@ def test_launchers_without_agents_are_agents_and_the_first_may_go(group: AgentGr
     assert group.results() == {wanted}
 
 
+def is_served(address: str) -> bool:
+    """Decide whether a server accepts connections at ``address``."""
+    with socket.socket() as probe:
+        return probe.connect_ex(split_address(address)) == 0
+
+
 LATE = """
     from asyncpar.__main__ import main
     from asyncpar.launch.agents import submission
@@ -231,7 +239,7 @@ def test_of_two_launchers_at_once_the_slower_one_takes_part_with_its_own_number_
     common = ("launch", "--nnodes", "1:2", "--last-call", "30", "--rdzv-endpoint", endpoint, *proof)
     path = group.script(PLAIN)
     first = group.command(*common, "--nproc-per-node", "1", path, log="first.log")
-    eventually(lambda: "serves at" in group.output("first"), "the first launcher")
+    eventually(lambda: is_served(endpoint), "the first launcher")
     late = ("-c", textwrap.dedent(LATE))
     second = group.command(*common, "--nproc-per-node", "2", path, log="second.log", program=late)
     worlds = {f"world-0-{rank}-3" for rank in range(3)}
