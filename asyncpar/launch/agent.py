@@ -13,7 +13,6 @@ from typing import Any
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import LaunchError
 from asyncpar.launch.agent_machine import (
@@ -50,7 +49,7 @@ from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome, No
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.launch.vitals import Condition, RankState, SilenceLimits
+from asyncpar.launch.vitals import Condition, RankState, describe_state
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import pack
@@ -350,7 +349,7 @@ class _Agent:
         """Report the state of a rank to the coordinator, and print it if its condition has changed."""
         self._client.send(encode_state(state))
         if state.condition is not self._conditions.get(state.rank, Condition.WELL):
-            self._obey(PrintText(_describe(state, self._job.silence)))
+            self._obey(PrintText(describe_state(state, self._job.silence)))
         self._conditions[state.rank] = state.condition
 
     def _plans(self, assignment: AgentAssignment) -> list[RankPlan]:
@@ -382,11 +381,3 @@ class _Agent:
         return RankPlan(
             command=self._job.command, environment=rank_environment(self._job.environment, place), place=place
         )
-
-
-def _describe(state: RankState, limits: SilenceLimits) -> str:
-    """Return the line that is printed when the condition of a rank has changed."""
-    if state.condition is Condition.WELL:
-        return f"rank {state.rank} runs again"
-    at = f"; it is at {state.place}" if state.place else ""
-    return f"rank {state.rank} {CONDITION_WORDS[state.condition]}; {limits.explain(state.condition)}{at}"

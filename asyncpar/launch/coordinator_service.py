@@ -12,13 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
-import msgspec
 
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.core.addresses import free_port, host_of_peer
-from asyncpar.core.observe.waits import JOINING, spell_ranks
 from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
 from asyncpar.launch.failure import RankEnd
@@ -50,7 +48,7 @@ from asyncpar.launch.protocol import (
     RankReported,
     SendOrder,
 )
-from asyncpar.launch.wait_board import WaitReport
+from asyncpar.launch.wait_board import name_missing
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import agent_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -212,24 +210,11 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             case "state":
                 return RankChanged(agent, decode_state(request.state))
             case "told":
-                return RankReported(agent, self._name_missing(decode_wait_report(request.told)))
+                report = decode_wait_report(request.told)
+                return RankReported(agent, name_missing(report, self._rendezvous.missing, self._machine.host_of))
             case "interrupted":
                 return JobInterrupted(agent, request.interrupted.signal_number)
         return None
-
-    def _name_missing(self, report: WaitReport) -> WaitReport:
-        """Return ``report`` with the rank for which the world waits, if the reporting rank waits for the world."""
-        if report.notice is None or not report.notice.operation.startswith(JOINING):
-            return report
-        missing = [rank for rank in self._rendezvous.missing if rank != report.rank]
-        if not missing or report.rank in self._rendezvous.missing:
-            return report
-        others = f" (nor have {spell_ranks(missing[1:])})" if missing[1:] else ""
-        host = self._machine.host_of(missing[0])
-        notice = msgspec.structs.replace(
-            report.notice, culprit=missing[0], host=host, where=f"has not called init() so far{others}"
-        )
-        return replace(report, notice=notice)
 
     def refused(self, peer: str, why: str) -> None:
         """Record that a call of ``peer`` (as gRPC names it) was refused."""

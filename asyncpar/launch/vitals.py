@@ -171,6 +171,14 @@ class SilenceLimits:
 NO_LIMITS: Final = SilenceLimits()
 
 
+def describe_state(state: RankState, limits: SilenceLimits) -> str:
+    """Return the line that is printed when the condition of a rank has changed."""
+    if state.condition is Condition.WELL:
+        return f"rank {state.rank} runs again"
+    at = f"; it is at {state.place}" if state.place else ""
+    return f"rank {state.rank} {CONDITION_WORDS[state.condition]}; {limits.explain(state.condition)}{at}"
+
+
 class SilentRanks:
     """Follows the ranks of one generation, which may be silent up to ``limits``."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import msgspec
 
-from asyncpar.core.observe.waits import WaitNotice, find_root, name_ranks, sum_up
+from asyncpar.core.observe.waits import JOINING, WaitNotice, find_root, name_ranks, spell_ranks, sum_up
 
 COALESCE_SECONDS: Final = 0.5
 """Seconds that news wait for those of other ranks."""
@@ -25,6 +26,21 @@ class WaitReport:
     notice: WaitNotice | None = None
     blocked: str = ""
     has_failed: bool = False
+
+
+def name_missing(report: WaitReport, missing: Iterable[int], host_of: Callable[[int], str]) -> WaitReport:
+    """Return ``report`` with the rank for which the world waits, if the reporting rank waits for the world.
+
+    ``missing`` are the ranks that have not joined it.
+    """
+    absent = sorted(missing)
+    is_joining = report.notice is not None and report.notice.operation.startswith(JOINING)
+    if report.notice is None or not is_joining or not absent or report.rank in absent:
+        return report
+    others = f" (nor {'have' if absent[2:] else 'has'} {spell_ranks(absent[1:])})" if absent[1:] else ""
+    where = f"has not called init() so far{others}"
+    notice = msgspec.structs.replace(report.notice, culprit=absent[0], host=host_of(absent[0]), where=where)
+    return replace(report, notice=notice)
 
 
 class _ReportedWait(NamedTuple):

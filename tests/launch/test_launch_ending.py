@@ -189,14 +189,17 @@ def test_a_killed_launcher_leaves_nothing_even_in_the_middle_of_starting(
     eventually(lambda: launcher.ranks_alive() == [])
 
 
-def test_a_reader_that_does_not_read_cannot_keep_the_launcher(launcher: Launcher, eventually: Eventually) -> None:
+@both_ways
+def test_a_reader_that_does_not_read_cannot_keep_the_launcher(
+    launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]
+) -> None:
     """Our stdout is full: the ranks block, and so must not the launcher."""
     body = """
         register()
         while True:
             print("x" * 1000)
     """
-    process = start_parked(launcher, eventually, "--grace-period", "0.5", body=body, count=2)
+    process = start_parked(launcher, eventually, *hosts, "--grace-period", "0.5", body=body, count=2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
     assert launcher.ranks_alive() == []

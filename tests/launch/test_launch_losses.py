@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.ways import CHANGING, FIXED, both_ways
 from tests.soak import chosen, first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -105,9 +106,12 @@ def check_survivors(records: list[Any], victim: int) -> None:
     assert named == {rank: ("PeerLost", victim) for rank in range(3) if rank != victim}, records
 
 
+@both_ways
 @pytest.mark.parametrize("victim", first(1, range(3)))
-def test_every_survivor_of_a_kill_gets_peer_lost_before_it_is_asked_to_end(launcher: Launcher, victim: int) -> None:
-    done, records = launch(launcher, STEPS, victim, "-", int(signal.SIGKILL))
+def test_every_survivor_of_a_kill_gets_peer_lost_before_it_is_asked_to_end(
+    launcher: Launcher, victim: int, hosts: tuple[str, ...]
+) -> None:
+    done, records = launch(launcher, STEPS, victim, "-", int(signal.SIGKILL), options=hosts)
     check_survivors(records, victim)
     assert done.returncode == 137
     assert f"rank {victim} failed first: was killed by SIGKILL" in done.stderr
@@ -129,8 +133,9 @@ def test_survivors_that_wait_for_no_message_of_the_killed_rank_get_peer_lost_too
     check_survivors(records, 1)
 
 
+@both_ways
 def test_a_stopped_rank_is_reported_at_once_and_is_an_error_of_collectives_and_asks_after_the_limit(
-    launcher: Launcher,
+    launcher: Launcher, hosts: tuple[str, ...]
 ) -> None:
     body = """
         async def body(node):
@@ -143,7 +148,8 @@ def test_a_stopped_rank_is_reported_at_once_and_is_an_error_of_collectives_and_a
 
         ap.run(main)
     """
-    done, records = launch(launcher, body, 2, "-", int(signal.SIGSTOP), options=("--silent-after", "2"))
+    options = (*hosts, "--silent-after", "2")
+    done, records = launch(launcher, body, 2, "-", int(signal.SIGSTOP), options=options)
     check_survivors(records, 2)
     assert "rank 2 is stopped (SIGSTOP, or a debugger); after 2 s of it (--silent-after) the job ends" in done.stderr
     assert "rank 2 failed first: was stopped for 2." in done.stderr
@@ -158,7 +164,10 @@ def test_a_stopped_rank_is_an_error_earlier_if_the_user_asks(launcher: Launcher)
     assert "rank 1 failed first: was stopped for 2." in done.stderr
 
 
-def test_a_rank_that_holds_its_interpreter_lock_is_an_error_after_the_limit(launcher: Launcher) -> None:
+@pytest.mark.parametrize("hosts", first(1, [FIXED, CHANGING]), ids=str)
+def test_a_rank_that_holds_its_interpreter_lock_is_an_error_after_the_limit(
+    launcher: Launcher, hosts: tuple[str, ...]
+) -> None:
     body = """
         async def body(node):
             await node.world.barrier()
@@ -168,7 +177,7 @@ def test_a_rank_that_holds_its_interpreter_lock_is_an_error_after_the_limit(laun
 
         ap.run(main)
     """
-    options = ("--silent-after", "3")
+    options = (*hosts, "--silent-after", "3")
     done, records = launch(launcher, body, 1, "-", 0, options=options, is_hurried=True, ranks=2)
     assert [(record["rank"], record["kind"], record["blamed"]) for record in records] == [(0, "PeerLost", 1)], records
     assert "rank 1 runs no Python code (something holds its interpreter lock); after 3 s of it" in done.stderr

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.launch.ways import CHANGING, FIXED
+from tests.soak import first
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 Launcher = Any  # the class lives in conftest.py
 Eventually = Callable[[Callable[[], bool]], None]
@@ -52,12 +55,13 @@ IN_TURN = """
 """Ranks wait for one that has not come, for one that sleeps, for an actor, and for each other."""
 
 
+@pytest.mark.parametrize("hosts", first(1, [FIXED, CHANGING]), ids=str)
 def test_each_wait_is_reported_once_with_its_culprit_and_place_and_when_it_is_over(
-    launcher: Launcher, eventually: Eventually
+    launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]
 ) -> None:
     printed = launcher.directory / "printed"
     with printed.open("wb") as output:
-        options = ("--nproc-per-node", "3", launcher.script(IN_TURN))
+        options = (*hosts, "--nproc-per-node", "3", launcher.script(IN_TURN))
         process = launcher.start(*options, env={"ASYNCPAR_WAIT_WARNING": "0.5"}, output=output.fileno())
     lines = (launcher.directory / "job.py").read_text().splitlines()
     where = f"), which sleeps at job.py:{next(n for n, line in enumerate(lines, 1) if line.endswith('# sleep'))}"
@@ -67,7 +71,7 @@ def test_each_wait_is_reported_once_with_its_culprit_and_place_and_when_it_is_ov
         return [line for line in found if all(words in line for words in more)]
 
     waits = {
-        "come": ("rank 0 waits for rank 1 (", "which has not called init() so far (nor have 2); joining the world at "),
+        "come": ("rank 0 waits for rank 1 (", "which has not called init() so far (nor has 2); joining the world at "),
         "slept": ("ranks 0, 2 wait for rank 1 (", where, "; all_reduce #"),
         "worked": (
             "rank 0 waits for actor 'slow' on rank 1 (",

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from asyncpar.launch.agents.host_protocol import (
     GrantLease,
     HostTick,
     InterruptRanks,
+    KillRank,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -57,6 +59,8 @@ from asyncpar.net.membership.world_messages import (
 )
 
 _INCARNATION_BYTES = 4
+_LAST_WORDS = 1.0
+"""Seconds that the last lines may take to be written: a reader may have stopped reading."""
 
 
 @dataclass
@@ -146,7 +150,9 @@ class HostAgent:
                 self._explain(self._job, self._job.end)
             await self.watch.close()
             if self._working:
-                await asyncio.wait(self._working)
+                _, unread = await asyncio.wait(self._working, timeout=_LAST_WORDS)
+                for task in unread:
+                    task.cancel()
 
     def leave(self, why: str, *, grace: float) -> None:
         """Let the ranks of this host leave at the end of a step, within ``grace`` seconds; ``run`` then returns.
@@ -167,7 +173,8 @@ class HostAgent:
     def kill(self) -> None:
         """Kill the ranks of this host."""
         if self._job is not None and not self._job.is_over:
-            self._job.processes.kill()
+            for slot in self._job.machine.ranks:
+                self._job.processes.kill(slot)
 
     @property
     def is_leaving(self) -> bool:
@@ -329,6 +336,7 @@ class HostAgent:
             draw=_draw,
             parked_within=record.reconnect if self._only_job else None,
             is_launcher=self._place.is_launcher,
+            missing=lambda: self._rendezvous.missing,
         )
 
     def _slots(self, record: SubmittedJob) -> int:
@@ -372,12 +380,8 @@ class HostAgent:
         job = self._job
         assert job is not None, "only a job has commands"
         match command:
-            case StartRank():
-                job.processes.start(command)
-            case SignalRank(slot, number):
-                job.processes.signal(slot, number)
-            case WriteToRank():
-                job.processes.write(command)
+            case StartRank() | SignalRank() | KillRank() | WriteToRank():
+                self._obey_about_rank(job.processes, command)
             case GrantLease(member):
                 job.processes.write(WriteToRank(member, LeaseGranted(self._group.lease)))
             case OpenRendezvous(generation, world_size, certified):
@@ -396,10 +400,29 @@ class HostAgent:
             case RanksOver(end):
                 self._start(self._settle(job, end))
 
+    @staticmethod
+    def _obey_about_rank(processes: SlotProcesses, command: StartRank | SignalRank | KillRank | WriteToRank) -> None:
+        match command:
+            case StartRank():
+                processes.start(command)
+            case SignalRank(slot, number):
+                processes.signal(slot, number)
+            case KillRank(slot):
+                processes.kill(slot)
+            case WriteToRank():
+                processes.write(command)
+
     async def _settle(self, job: _HostJob, end: JobEnd | None) -> None:
-        await job.processes.settle()
+        is_asked_to_end = self.is_leaving or (end is not None and not end.is_complete)
+        try:
+            async with asyncio.timeout(job.record.grace if is_asked_to_end else None):
+                await job.processes.settle()
+        except TimeoutError:  # their output is not read
+            await job.processes.close()
         if self._place.is_launcher and end is not None and end.message:
-            await self._print(self._words(end))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self._print(self._words(end))
         self._explain(job, end or job.end)
         job.is_over = True
         if self.is_leaving or self._only_job:

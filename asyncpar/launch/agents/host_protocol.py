@@ -8,6 +8,7 @@ from typing import Protocol
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
+from asyncpar.launch.vitals import RankState
 from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage
 from asyncpar.net.membership.world_messages import HostCommand, HostEvent
@@ -46,14 +47,18 @@ class RankResumed:
 
 @dataclass(frozen=True, slots=True)
 class ConditionChanged:
-    """The process in ``slot`` gives no sign of life, or gives one again; ``how`` says which.
-
-    ``notice`` is what others are notified of (``is stopped, at train.py:57``); "": it runs.
-    """
+    """The process in ``slot`` gives no sign of life, or gives one again; ``how`` says which."""
 
     slot: int
     how: str
-    notice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """The state of the process in ``slot``, which has one world, has changed."""
+
+    slot: int
+    state: RankState
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ SlotEvent = (
     | RankSilent
     | RankResumed
     | ConditionChanged
+    | StateChanged
     | WaitChanged
     | LeaveHost
     | InterruptRanks
@@ -131,6 +137,13 @@ class SignalRank:
 
     slot: int
     signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """Kill the process group of ``slot``, and pass on no more of its output, which nobody may read."""
+
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +194,7 @@ class RanksOver:
 SlotCommand = (
     StartRank
     | SignalRank
+    | KillRank
     | WriteToRank
     | GrantLease
     | OpenRendezvous

@@ -12,7 +12,7 @@ How many restarts there were goes with each host into the next world, and the la
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -20,21 +20,21 @@ import msgspec
 from asyncpar.core.addresses import split_address
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agents.host_protocol import (
-    ConditionChanged,
     HostTick,
     InterruptRanks,
+    KillRank,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
     PrintLine,
     RankGone,
     RankPlace,
-    RankSilent,
     RanksOver,
     SignalRank,
     SlotCommand,
     SlotEvent,
     StartRank,
+    StateChanged,
     WaitChanged,
 )
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
@@ -44,6 +44,7 @@ from asyncpar.launch.agents.restarted_world import (
     EndNotice,
     HostRanks,
     HostReadiness,
+    LossNotice,
     Notice,
     RestartedWorld,
     WaitsNotice,
@@ -53,6 +54,8 @@ from asyncpar.launch.agents.restarted_world import (
 )
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
+from asyncpar.launch.vitals import Condition, RankState, SilentRanks, describe_state
+from asyncpar.launch.wait_board import WaitReport, name_missing
 from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.membership.restart_budget import RestartBudget
 from asyncpar.net.membership.world_messages import (
@@ -100,7 +103,9 @@ class RestartedRanks:
         draw: Callable[[], str],
         parked_within: float | None = None,
         is_launcher: bool = False,
+        missing: Callable[[], Iterable[int]] = tuple,
     ) -> None:
+        """``missing`` returns the ranks that have not joined the world whose rendezvous is served here."""
         self._number = number
         self._record = record
         self._host = host
@@ -116,6 +121,7 @@ class RestartedRanks:
         self._is_leaving = False
         self._parked_within = parked_within
         self._is_launcher = is_launcher
+        self._missing = missing
         self._interrupted: int | None = None
         """The signal that ends the job, which this launcher got."""
         self._alone_at: float | None = None
@@ -168,14 +174,8 @@ class RestartedRanks:
         match event:
             case RankGone(slot, end):
                 commands = self._gone(slot, end, now)
-            case RankSilent() if self._is_parked:
-                commands = []
-            case ConditionChanged() if self._is_parked:
-                commands = []
-            case ConditionChanged():
-                commands = self._condition_changed(event)
-            case RankSilent(slot, how):
-                commands = self._give_up(slot, how)
+            case StateChanged(slot, state):
+                commands = [] if self._is_parked else self._state_changed(slot, state, now)
             case WaitChanged(report):
                 commands = self._notify(WaitsNotice(report))
             case LeaveHost() | InterruptRanks():
@@ -238,7 +238,7 @@ class RestartedRanks:
             return [*printed, NotifyLeader(MemberProgressed(self._member, self._lineage))] if is_waiting else printed
         if (end := self._judge(announced, now)) is not None:
             return [*printed, *self._close(end)]
-        world = self._world = RestartedWorld(announced, self._member)
+        world = self._world = RestartedWorld(announced, self._member, silent=SilentRanks(self._record.silence))
         if names[0] != self._member:
             return [*printed, self._ready(announced.generation, port=0)]
         ready = self._ready(announced.generation, port=self._free_port())
@@ -359,14 +359,27 @@ class RestartedRanks:
                 before = world.waits.condition(rank)
                 world.waits.set_condition(rank, how, now)
                 return self._announce_condition(rank, before)
+            case LossNotice(loss):
+                is_own = given.member == self._member
+                return [] if is_own else [PrintLine(f"rank {loss.rank} {loss.how}; killing it"), NotifyRanks(loss)]
             case WaitsNotice(report):
-                before = world.waits.condition(report.rank)
-                world.waits.take(report, now)
-                return self._announce_condition(report.rank, before)
+                return self._rank_waits(report, now)
             case DoneNotice():
                 world.done_hosts.add(given.member)
                 is_complete = world.done_hosts.issuperset(world.members)
                 return self._close(JobEnd(exit_code=0)) if is_complete else []
+
+    def _rank_waits(self, report: WaitReport, now: float) -> list[SlotCommand]:
+        """Record a report; if its rank waits for the world, the first host names the one that is missing."""
+        world = self._world
+        assert world is not None
+        if world.members[0] == self._member:
+            named = name_missing(report, self._missing(), world.host_of)
+            if named != report:
+                return self._notify(WaitsNotice(named))
+        before = world.waits.condition(report.rank)
+        world.waits.take(report, now)
+        return self._announce_condition(report.rank, before)
 
     def _announce_condition(self, rank: int, before: str) -> list[SlotCommand]:
         assert self._world is not None
@@ -392,23 +405,32 @@ class RestartedRanks:
         world.add_end(end, now)
         return [NotifyRanks(Loss(end.rank, end.host, end.ending))] if is_reason else []
 
-    def _condition_changed(self, event: ConditionChanged) -> list[SlotCommand]:
+    def _state_changed(self, slot: int, state: RankState, now: float) -> list[SlotCommand]:
         world = self._world
-        if world is None or event.slot not in world.running:
-            return [PrintLine(f"{self._title(event.slot)} {event.how}")]
-        if not event.notice and event.slot not in world.unwell:
-            return []  # it was stopped because this host was parked
-        (world.unwell.add if event.notice else world.unwell.discard)(event.slot)
-        notices = self._notify(ConditionNotice(world.offset + event.slot, event.notice))
-        return [PrintLine(f"{self._title(event.slot)} {event.how}"), *notices]
+        if world is None or slot not in world.running or slot in world.given_up:
+            return []
+        state = replace(state, rank=world.offset + slot)
+        world.silent.take(state, now=now)
+        before = world.conditions.get(slot, Condition.WELL)
+        if state.condition is before:
+            return []
+        world.conditions[slot] = state.condition
+        printed = PrintLine(describe_state(state, self._record.silence))
+        return [printed, *self._notify(ConditionNotice(state.rank, state.describe()))]
 
-    def _title(self, slot: int) -> str:
-        return f"rank {self.ranks[slot]}" if slot in self.ranks else f"the rank of slot {slot}"
-
-    def _give_up(self, slot: int, how: str) -> list[SlotCommand]:
-        if self._world is not None:
-            self._world.given_up[slot] = how
-        return [PrintLine(f"{self._title(slot)} {how}; killing it"), SignalRank(slot, signal.SIGKILL)]
+    def _give_up(self, rank: int, how: str) -> list[SlotCommand]:
+        world = self._world
+        assert world is not None
+        slot, loss = rank - world.offset, Loss(rank, self._host, how)
+        world.given_up[slot] = how
+        world.silent.forget(rank)
+        notices = self._notify(LossNotice(loss))
+        return [
+            *notices,
+            PrintLine(f"rank {rank} {how}; killing it"),
+            NotifyRanks(loss),
+            SignalRank(slot, signal.SIGKILL),
+        ]
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -417,6 +439,9 @@ class RestartedRanks:
         numbers = [number, signal.SIGCONT] if asks and self._is_parked else [number]
         slots = [] if self._world is None else sorted(self._world.running)
         return [SignalRank(slot, one) for slot in slots for one in numbers]
+
+    def _kill(self) -> list[SlotCommand]:
+        return [] if self._world is None else [KillRank(slot) for slot in sorted(self._world.running)]
 
     def _stop(self, now: float, number: int = signal.SIGTERM) -> list[SlotCommand]:
         if self._world is not None and self._world.running:
@@ -441,6 +466,7 @@ class RestartedRanks:
         world = self._world
         assert world is not None, "a process has a world"
         world.running.discard(slot)
+        world.silent.forget(end.rank)
         if end.returncode and slot in world.given_up:
             end = replace(end, lost=f"{world.given_up[slot]}, so the launcher killed it")
         commands: list[SlotCommand] = []
@@ -512,7 +538,9 @@ class RestartedRanks:
         if world is not None and world.kill_at is not None and now >= world.kill_at:
             world.kill_at = None
             late = f"ranks still run {self._record.grace:g} s after they were asked to end; killing them"
-            commands += [PrintLine(late), *self._signal(signal.SIGKILL)]
+            commands += [PrintLine(late), *self._kill()]
+        if world is not None and world.running and not self._is_parked:
+            commands += [command for rank, how in world.silent.expired(now) for command in self._give_up(rank, how)]
         if world is not None and not world.is_over:
             commands += [PrintLine(line) for line in world.waits.report(now)]
         return commands
@@ -535,6 +563,8 @@ class RestartedRanks:
 
     def _park(self, is_parked: bool, now: float) -> list[SlotCommand]:
         self._is_parked, self._give_up_at = is_parked, None
+        if self._world is not None:
+            self._world.silent.clear()
         if is_parked and self._parked_within is not None:
             self._give_up_at = now + self._parked_within
         return self._signal(signal.SIGSTOP if is_parked else signal.SIGCONT)
@@ -551,7 +581,7 @@ class RestartedRanks:
             case InterruptRanks(number):
                 return self._interrupt(number, now)
             case LeaveHost() if self._is_leaving:
-                return self._signal(signal.SIGKILL)
+                return self._kill()
             case LeaveHost(grace, why):
                 self._is_leaving, self._leave_at, self._arrive_at = True, now + grace, None
                 return [PrintLine(f"{why}; its ranks get SIGTERM"), NotifyLeader(HostDraining(self._host))]

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
+from asyncpar.launch.vitals import NO_LIMITS, Condition, SilentRanks
 from asyncpar.launch.wait_board import WaitBoard, WaitReport
 from asyncpar.net.membership.world_messages import WorldAnnounced
 
@@ -53,6 +55,12 @@ class ConditionNotice(msgspec.Struct, frozen=True, tag="condition"):
     how: str
 
 
+class LossNotice(msgspec.Struct, frozen=True, tag="loss"):
+    """A rank is given up, and will be killed, since it gives no sign of life."""
+
+    loss: Loss
+
+
 class WaitsNotice(msgspec.Struct, frozen=True, tag="waits"):
     """A rank reports what it waits for."""
 
@@ -63,7 +71,7 @@ class DoneNotice(msgspec.Struct, frozen=True, tag="done"):
     """All ranks of a host have ended with code 0."""
 
 
-Notice = EndNotice | ConditionNotice | WaitsNotice | DoneNotice
+Notice = EndNotice | ConditionNotice | LossNotice | WaitsNotice | DoneNotice
 
 
 def name_notice(notice: Notice) -> str:
@@ -73,6 +81,8 @@ def name_notice(notice: Notice) -> str:
             return f"end {end.rank}"
         case ConditionNotice(rank):
             return f"condition {rank}"
+        case LossNotice(loss):
+            return f"loss {loss.rank}"
         case WaitsNotice(report):
             return f"waits {report.rank}"
         case DoneNotice():
@@ -110,8 +120,9 @@ class RestartedWorld:
     """The members whose ranks have all ended with code 0."""
     given_up: dict[int, str] = field(default_factory=dict)
     """By slot: how a rank was that was killed for it."""
-    unwell: set[int] = field(default_factory=set)
-    """The slots whose ranks are in a condition that was reported."""
+    conditions: dict[int, Condition] = field(default_factory=dict)
+    """The conditions of ranks of this host that were reported, by slot."""
+    silent: SilentRanks = field(default_factory=lambda: SilentRanks(NO_LIMITS))
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     """The number of the last notice of each name of each member."""
     waits: WaitBoard = field(default_factory=WaitBoard)
@@ -130,7 +141,7 @@ class RestartedWorld:
     @property
     def next_deadline(self) -> float | None:
         """When something is due, None: never."""
-        times = (self.stop_at, self.kill_at, self.waits.next_deadline)
+        times = (self.stop_at, self.kill_at, self.waits.next_deadline, self.silent.next_deadline)
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -184,6 +195,14 @@ class RestartedWorld:
         failures = add_leavers(self.failures, self.done)
         first = choose_first(failures, self.late)
         return first, JobEnd(exit_code=first.exit_code, message=describe(failures, self.late))
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of the host of ``rank``."""
+        for placed, ranks in zip(self.announced.members, self.hosts, strict=True):
+            rank -= ranks.slots
+            if rank < 0:
+                return placed.host
+        return ""
 
     def is_here(self, rank: int) -> bool:
         """Return whether ``rank`` is one of this host."""

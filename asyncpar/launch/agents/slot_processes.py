@@ -25,6 +25,7 @@ from asyncpar.launch.agents.host_protocol import (
     RankWrote,
     SlotEvent,
     StartRank,
+    StateChanged,
     WaitChanged,
     WriteToRank,
 )
@@ -145,6 +146,12 @@ class SlotProcesses:
         if running is not None:
             running.group.signal(number)
 
+    def kill(self, slot: int) -> None:
+        """Kill the process group of ``slot``, if one runs, and pass on no more of its output."""
+        running = self._running.get(slot)
+        if running is not None:
+            running.group.kill()
+
     def notify_loss(self, loss: Loss) -> None:
         """Notify all ranks of this host, except the lost one, of a loss."""
         for running in self._running.values():
@@ -161,14 +168,10 @@ class SlotProcesses:
             if running.member == order.member and running.writer is not None and not running.writer.is_closing():
                 running.writer.write(encode_line(order.message))
 
-    def kill(self) -> None:
-        """Kill all running processes, and pass on no more of their output."""
-        for running in self._running.values():
-            running.group.kill()
-
     async def close(self) -> None:
         """End all running processes, and return when nothing of them is left."""
-        self.kill()
+        for slot in self._running:
+            self.kill(slot)
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -291,6 +294,9 @@ class SlotProcesses:
     def _changed(self, slot: int, state: RankState) -> None:
         """Handle a process that is stopped or hung, or has recovered."""
         running = self._running.get(slot)
+        if running is not None and self._record.mode is ElasticMode.RESTART:
+            self._feed(StateChanged(slot, state))
+            return
         if running is None or running.condition is state.condition:
             return
         running.condition = state.condition
@@ -304,12 +310,11 @@ class SlotProcesses:
             self._feed(ConditionChanged(slot, "runs again"))
             return
         limit = limits.of(state.condition)
-        if state.condition is Condition.STOPPED and self._record.mode is ElasticMode.RANKS:
+        if state.condition is Condition.STOPPED:
             limit = STOPPED_PATIENCE if limit is None else min(STOPPED_PATIENCE, limit)
-            self._feed(ConditionChanged(slot, f"{how}{at}", state.describe()))
+            self._feed(ConditionChanged(slot, f"{how}{at}"))
         else:
-            explained = f"{how}; {limits.explain(state.condition, 'it')}{at}"
-            self._feed(ConditionChanged(slot, explained, state.describe()))
+            self._feed(ConditionChanged(slot, f"{how}; {limits.explain(state.condition, 'it')}{at}"))
         if limit is not None:
             loop = asyncio.get_running_loop()
             running.silent = loop.call_later(limit, self._feed, RankSilent(slot, how))

@@ -472,6 +472,9 @@ class StrawProcesses:
         if slot in self._running and number in (signal.SIGKILL, signal.SIGTERM):
             self._running[slot][1].cancel()
 
+    def kill(self, slot: int) -> None:
+        self.signal(slot, signal.SIGKILL)
+
     def write(self, order: WriteToRank) -> None:
         for rank, _ in self._running.values():
             if rank.member == order.member:

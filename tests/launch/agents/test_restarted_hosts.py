@@ -10,22 +10,21 @@ from itertools import count
 import pytest
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.observe.rank_reports import FailureReport
-from asyncpar.core.observe.waits import WaitNotice
+from asyncpar.core.observe.rank_reports import FailureReport, Phase
+from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice
 from asyncpar.launch.agents.host_protocol import (
-    ConditionChanged,
     HostTick,
     NotifyLeader,
     OpenRendezvous,
     PrintLine,
     RankGone,
     RankPlace,
-    RankSilent,
     RanksOver,
     SignalRank,
     SlotCommand,
     SlotEvent,
     StartRank,
+    StateChanged,
     WaitChanged,
 )
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, encode_record
@@ -34,6 +33,7 @@ from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
+from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.group_state import GroupNode, GroupState
 from asyncpar.net.membership.world_messages import JobOpened, JobWaits
@@ -69,7 +69,13 @@ def job(least: int, most: int, restarts: int, timeout: float) -> SubmittedJob:
         restart_window=600.0,
         grace=5.0,
         timeout=timeout,
+        stopped_after=3.0,
     )
+
+
+def state(condition: Condition, *, place: str = "") -> StateChanged:
+    """Return the event that the rank of slot 0 is in ``condition`` from now on."""
+    return StateChanged(0, RankState(generation=0, rank=0, phase=Phase.MEMBER, condition=condition, place=place))
 
 
 class Host:
@@ -158,6 +164,8 @@ class Cluster:
         self.hosts: dict[str, Host] = {}
         self._sent: list[tuple[str, NotifyLeader]] = []
         opened = JobOpened(number=1, terms=self._job.terms, record=encode_record(self._job))
+        self.missing: list[int] = []
+        """The ranks that have not joined the world."""
         self.state = GroupState(nodes=(), job=opened)
         self.leader = WorldMachine(self.state, now=0.0)
 
@@ -179,7 +187,13 @@ class Cluster:
         for name in names:
             own = HostRanks(slots=self._slots.get(name, 2), rendezvous=f"{name}:1", place=self._places.get(name))
             machine = RestartedRanks(
-                self._number, self._job, host=name, own=own, free_port=lambda: 7, draw=lambda: str(next(self._draws))
+                self._number,
+                self._job,
+                host=name,
+                own=own,
+                free_port=lambda: 7,
+                draw=lambda: str(next(self._draws)),
+                missing=lambda: self.missing,
             )
             host = self.hosts[name] = Host(name, machine, lambda sender, one: self._sent.append((sender, one)))  # type: ignore[arg-type]
             host.obey(machine.begin(self.now))
@@ -257,6 +271,9 @@ class Cluster:
                         if state.world is not None and state.world != before.world:
                             host.feed(state.world, self.now)
                     self._obey(self.leader.handle(StateDecided(state), now=self.now))
+
+
+STOPPED = f"{CONDITION_WORDS[Condition.STOPPED]}, at x.py:3"
 
 
 def pair(*, restarts: int = 0) -> Cluster:
@@ -462,30 +479,58 @@ def test_nobody_waits_in_the_rendezvous_for_a_rank_that_is_gone() -> None:
 
 def test_a_rank_that_is_silent_for_too_long_is_killed_and_said_to_be_the_reason() -> None:
     cluster = pair()
-    cluster.feed("b", RankSilent(0, "is stopped"))
+    cluster.feed("b", state(Condition.STOPPED))
     cluster.wait(2.0)
+    assert cluster.ends() == [None, None]
+    cluster.wait(3.0)
     [end, _] = cluster.ends()
     assert end is not None
     assert end.exit_code == 128 + signal.SIGKILL
-    assert end.message.startswith("rank 2 failed first: is stopped, so the launcher killed it")
+    assert end.message.startswith("rank 2 failed first: was stopped for 3.1 s, so the launcher killed it")
+    for host in cluster.hosts.values():
+        assert "rank 2 was stopped for 3.1 s; killing it" in host.lines
+        assert NotifyRanks(Loss(2, "b", "was stopped for 3.1 s")) in host.others
+
+
+def test_a_rank_that_goes_on_in_time_is_left_alone() -> None:
+    cluster = pair()
+    cluster.feed("b", state(Condition.STOPPED))
+    cluster.wait(2.0)
+    cluster.feed("b", state(Condition.WELL))
+    cluster.wait(5.0)
+    assert cluster.ends() == [None, None]
+    assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
+
+
+def test_the_first_host_names_ranks_that_have_not_joined_and_all_hosts_print_that() -> None:
+    cluster = pair()
+    cluster.missing = [1, 3]
+    waits = WaitNotice(operation="joining the world", seconds=5.0)
+    cluster.feed("b", WaitChanged(WaitReport(0, 2, waits)))
+    cluster.wait(1.0)
+    for host in cluster.hosts.values():
+        [line] = [line for line in host.lines if "joining" in line]
+        assert line.startswith("rank 2 waits for rank 1 (a), which has not called init() so far (nor has 3)"), line
 
 
 def test_all_hosts_print_who_waits_for_whom_and_know_of_stopped_ranks() -> None:
     cluster = pair()
-    cluster.feed("b", ConditionChanged(0, "is stopped; nothing ends it", "is stopped, at x.py:3"))
+    cluster.feed("b", state(Condition.STOPPED, place="x.py:3"))
     waits = WaitNotice(operation="all_reduce", seconds=5.0, culprit=2, host="b")
     cluster.feed("a", WaitChanged(WaitReport(0, 0, waits)))
     cluster.wait(1.0)
     for host in cluster.hosts.values():
-        assert NotifyOfCondition(2, "is stopped, at x.py:3") in host.others
+        assert NotifyOfCondition(2, STOPPED) in host.others
         [line] = [line for line in host.lines if "all_reduce" in line]
         assert "rank 2" in line
-        assert "is stopped, at x.py:3" in line
-    assert "rank 2 is stopped; nothing ends it" in cluster.hosts["b"].lines
-    cluster.feed("b", ConditionChanged(0, "runs again"))
-    cluster.feed("b", ConditionChanged(0, "is stopped again", "is stopped, at x.py:3"))
+        assert STOPPED in line
+    [line] = [line for line in cluster.hosts["b"].lines if line.startswith("rank 2 is stopped")]
+    assert line.endswith("; after 3 s of it (--stopped-after) the job ends; it is at x.py:3")
+    cluster.feed("b", state(Condition.WELL))
+    assert "rank 2 runs again" in cluster.hosts["b"].lines
+    cluster.feed("b", state(Condition.STOPPED, place="x.py:3"))
     conditions = [one for one in cluster.hosts["a"].others if isinstance(one, NotifyOfCondition)]
-    assert [one.how for one in conditions] == ["is stopped, at x.py:3", "", "is stopped, at x.py:3"]
+    assert [one.how for one in conditions] == [STOPPED, "", STOPPED]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
-    ConditionChanged,
     GrantLease,
     HostTick,
     LeaveHost,
@@ -31,6 +31,7 @@ from asyncpar.launch.agents.host_protocol import (
     SlotCommand,
     SlotEvent,
     StartRank,
+    StateChanged,
     WriteToRank,
 )
 from asyncpar.launch.agents.job_record import (
@@ -46,6 +47,7 @@ from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_group
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import LaunchOptions, ProgramKind
+from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.net.membership.lineage import Decision, Lineage
 from asyncpar.net.membership.pipe_messages import (
     ChangeWaits,
@@ -639,11 +641,15 @@ def test_ranks_of_a_parked_host_that_know_of_no_worlds_are_stopped_and_go_on() -
     started.feed(announced(0, PlacedMember(name=member, host="a", address=address)))
     started.feed(WorldStarted(0, READY[:1]))
     assert started.feed(HostParked("no quorum")) == [SignalRank(slot, signal.SIGSTOP) for slot in (0, 1)]
-    assert started.feed(RankSilent(0, "is stopped")) == []
+    assert started.feed(StateChanged(0, state(Condition.STOPPED))) == []
     ended = started.feed(WorldEnded(0, "it was replaced"))
     numbers = [one.signal_number for one in ended if isinstance(one, SignalRank)]
     assert numbers == [signal.SIGTERM, signal.SIGCONT] * 2, "a stopped process receives nothing"
     assert started.feed(HostParked("")) == [SignalRank(slot, signal.SIGCONT) for slot in (0, 1)]
+
+
+def state(condition: Condition) -> RankState:
+    return RankState(generation=0, rank=0, phase=Phase.MEMBER, condition=condition)
 
 
 def test_ranks_that_their_agent_has_stopped_are_not_said_to_run_again() -> None:
@@ -652,12 +658,13 @@ def test_ranks_that_their_agent_has_stopped_are_not_said_to_run_again() -> None:
     host.feed(announced(0, own))
     host.feed(WorldStarted(0, READY[:1]))
     host.feed(HostParked("no quorum"))
-    assert host.feed(ConditionChanged(0, "is stopped", "is stopped")) == []
+    assert host.feed(StateChanged(0, state(Condition.STOPPED))) == []
     host.feed(HostParked(""))
-    assert host.feed(ConditionChanged(0, "runs again")) == []
-    host.feed(ConditionChanged(0, "is stopped", "is stopped"))
-    assert host.of(PrintLine) == [PrintLine("rank 0 is stopped")]
-    host.feed(ConditionChanged(0, "runs again"))
+    assert host.feed(StateChanged(0, state(Condition.WELL))) == []
+    host.feed(StateChanged(0, state(Condition.STOPPED)))
+    [line] = [one.text for one in host.of(PrintLine) if isinstance(one, PrintLine)]
+    assert line.startswith("rank 0 is stopped")
+    host.feed(StateChanged(0, state(Condition.WELL)))
     assert host.of(PrintLine) == [PrintLine("rank 0 runs again")]
 
 
