@@ -470,7 +470,7 @@ class RestartedRanks:
         if end.returncode and slot in world.given_up:
             end = replace(end, lost=f"{world.given_up[slot]}, so the launcher killed it")
         commands: list[SlotCommand] = []
-        if not world.is_over:
+        if not world.is_over and self._interrupted is None:  # a rank that ends with its launcher has not failed
             commands += self._notify(EndNotice(end))
             commands += self._add_end(end, now)
         if world.running:

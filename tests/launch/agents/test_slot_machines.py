@@ -18,6 +18,8 @@ from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
     GrantLease,
     HostTick,
+    InterruptRanks,
+    KillRank,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -138,6 +140,7 @@ class Host:
         *,
         certified: tuple[int, ...] | None = None,
         parked_within: float | None = None,
+        is_launcher: bool = False,
         **settings: Any,
     ) -> None:
         names = count()
@@ -154,7 +157,14 @@ class Host:
                 slots=job.slots, rendezvous="a:1", certified=certified, role=None if certified is None else "agent-4"
             )
             self.machine = RestartedRanks(
-                1, job, host="a", own=own, free_port=lambda: 7, draw=draw, parked_within=parked_within
+                1,
+                job,
+                host="a",
+                own=own,
+                free_port=lambda: 7,
+                draw=draw,
+                parked_within=parked_within,
+                is_launcher=is_launcher,
             )
         self.now = 0.0
         self.last: list[SlotCommand] = self.machine.begin(0.0)
@@ -685,6 +695,65 @@ def test_a_launcher_without_a_quorum_for_too_long_ends_its_ranks_and_the_job_her
     [over] = host.of(RanksOver)
     assert over.end.exit_code == 1
     assert over.end.message.startswith("no quorum of the hosts was reached for 5 s (--reconnect-within)")
+
+
+def launched(*, slots: int = 1) -> Host:
+    """Return the host of a launcher whose ranks have started."""
+    host = Host(ElasticMode.RESTART, slots=slots, is_launcher=True)
+    own = PlacedMember(name=host.reported[0].member, host="a", address=host.reported[0].address)
+    assert host.feed(announced(0, own)) != []
+    assert host.of(PrintLine) == [], "a launcher prints only what differs from a start"
+    host.feed(WorldStarted(0, READY[:1]))
+    assert host.of(PrintLine) == []
+    return host
+
+
+def interrupted(host: str) -> JobClosed:
+    message = f"the launcher on {host} got SIGINT"
+    end = JobEnd(exit_code=130, message=message, signal_number=signal.SIGINT, interrupted=host)
+    return JobClosed(number=1, record=encode_record(end))
+
+
+def test_ranks_of_an_interrupted_launcher_get_its_signal_at_once_and_no_other_when_the_job_is_closed() -> None:
+    host = launched()
+    assert host.feed(InterruptRanks(signal.SIGINT)) == [SignalRank(0, signal.SIGINT)]
+    assert host.feed(interrupted("a")) == []
+    host.gone(0, -signal.SIGINT)
+    [over] = host.of(RanksOver)
+    assert over.end.exit_code == 130
+
+
+def test_an_interrupted_launcher_that_cannot_learn_of_the_end_ends_alone() -> None:
+    host = launched()
+    host.feed(InterruptRanks(signal.SIGTERM))
+    host.gone(0, -signal.SIGTERM)
+    assert host.of(RanksOver) == []
+    assert host.of(NotifyLeader) == [], "that its ranks have ended counts neither as done nor as a failure"
+    host.wait(3.0)
+    [over] = host.of(RanksOver)
+    assert (over.end.exit_code, over.end.interrupted) == (143, "a")
+
+
+def test_ranks_of_other_hosts_get_the_signal_that_a_launcher_got_and_are_killed_after_the_grace_period() -> None:
+    host = launched(slots=2)
+    signals = [SignalRank(slot, signal.SIGINT) for slot in (0, 1)]
+    assert host.feed(interrupted("b")) == [PrintLine("the launcher on b got SIGINT; stopping all ranks"), *signals]
+    host.gone(0, -signal.SIGINT)
+    late = PrintLine("ranks still run 5 s after they were asked to end; killing them")
+    assert host.wait(5.0) == [late, KillRank(1)]
+
+
+def test_a_launcher_prints_how_its_ranks_start_again() -> None:
+    host = launched()
+    own = PlacedMember(name="a/all/0", host="a", address='{"slots": 1, "rendezvous": "a:1"}')
+    other = PlacedMember(name="b/all/9", host="b", address='{"slots": 1, "rendezvous": "b:1"}')
+    host.gone(0, 3)
+    [told] = host.of(PrintLine)
+    assert isinstance(told, PrintLine)
+    assert told.text.startswith("rank 0 failed first: exited with code 3")
+    host.feed(announced(1, own, other))
+    host.feed(WorldStarted(1, READY))
+    assert host.of(PrintLine) == [PrintLine("starting all ranks again on 2 hosts (restart 1)")]
 
 
 def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever_later() -> None:
