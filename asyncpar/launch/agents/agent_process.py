@@ -33,7 +33,15 @@ from asyncpar.launch.agents.group_credentials import GroupCredentials, find_cred
 from asyncpar.launch.agents.group_part import GROUP_JOB, take_part
 from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, decode_record, encode_record
+from asyncpar.launch.agents.job_record import (
+    OF_ONE_LAUNCHER,
+    OPTIONS,
+    ElasticMode,
+    JobEnd,
+    SubmittedJob,
+    decode_record,
+    encode_record,
+)
 from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display, OutputStream, make_display
@@ -289,13 +297,13 @@ def compare_job(status: WorldStatus, job: SubmittedJob) -> None:
     if status.job is None:
         return
     running = decode_record(status.job.record)
-    own = {"environment", "directory", "log_directory", "ticket", "full_traceback"}
+    own = set(OF_ONE_LAUNCHER)
     if job.mode is ElasticMode.RESTART:
         own.add("slots")  # hosts may have different numbers of ranks
     for name in SubmittedJob.__struct_fields__:
         ours, theirs = getattr(job, name), getattr(running, name)
         if name not in own and ours != theirs:
-            raise UsageError(f"launch: expected {name} {theirs!r}, as the job that runs, got {ours!r}")
+            raise UsageError(f"{OPTIONS[name]}: expected {theirs!r}, as the job that runs has it, got {ours!r}")
 
 
 def listen_at(options: AgentOptions) -> str:

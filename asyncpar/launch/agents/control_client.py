@@ -45,7 +45,7 @@ class ControlClient:
     """
 
     def __init__(self, address: str, credentials: Credentials, *, seconds: float = _SECONDS) -> None:
-        self._address = address
+        self.address = address
         self._credentials = credentials
         self._seconds = seconds
 
@@ -78,15 +78,15 @@ class ControlClient:
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                open_channel(self._address, self._credentials, peer=ANY_AGENT) as channel,
+                open_channel(self.address, self._credentials, peer=ANY_AGENT) as channel,
             ):
                 stub = agents_pb2_grpc.AgentsStub(channel)  # type: ignore[no-untyped-call]  # generated
                 reply = await getattr(stub, method)(message)
         except TimeoutError as error:
-            raise NoAgent(f"the agent at {self._address} did not answer within {self._seconds:g} s") from error
+            raise NoAgent(f"the agent at {self.address} did not answer within {self._seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
-                await check_tls(self._address, self._credentials, ANY_AGENT)
+                await check_tls(self.address, self._credentials, ANY_AGENT)
             raise self._explain(error) from error
         if reply.refusal:
             raise UsageError(reply.refusal)
@@ -96,14 +96,14 @@ class ControlClient:
         match error.code():
             case grpc.StatusCode.UNAUTHENTICATED:
                 return AuthenticationError(
-                    f"the agent at {self._address} did not accept our secret; give the --secret-file of its group"
+                    f"the agent at {self.address} did not accept our secret; give the --secret-file of its group"
                 )
             case grpc.StatusCode.PERMISSION_DENIED:
-                return AuthenticationError(f"the agent at {self._address} refused this call: {error.details()}")
+                return AuthenticationError(f"the agent at {self.address} refused this call: {error.details()}")
             case grpc.StatusCode.UNIMPLEMENTED:
-                return NoAgent(f"what answers at {self._address} is no agent of this version; see `asyncpar agent`")
+                return NoAgent(f"what answers at {self.address} is no agent of this version; see `asyncpar agent`")
             case _:
                 return NoAgent(
-                    f"no agent answers at {self._address} ({error.details() or error.code().name}); start one with "
+                    f"no agent answers at {self.address} ({error.details() or error.code().name}); start one with "
                     "`asyncpar agent`, or name the address of one with --agent"
                 )

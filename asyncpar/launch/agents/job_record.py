@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -90,6 +91,41 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
             if lives_on
             else self.grace + _KILL_SECONDS,
         )
+
+
+OPTIONS: Final = (
+    {
+        "version": "the version of asyncpar",
+        "name": "--rdzv-id",
+        "mode": "--elastic",
+        "kind": "--module or --no-python",
+        "program": "the program",
+        "arguments": "the arguments of the program",
+        "slots": "--nproc-per-node",
+        "least_hosts": "--nnodes, the least number of hosts",
+        "most_hosts": "--nnodes, the largest number of hosts",
+        "grace": "--grace-period",
+        "timeout": "--rdzv-timeout",
+        "reconnect": "--reconnect-within",
+    }
+    | {
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            "spares",
+            "last_call",
+            "max_restarts",
+            "restart_window",
+            "silent_after",
+            "stopped_after",
+            "busy_after",
+        )
+    }
+    | {name: f"--{name.replace('_', '-')}" for name in ("transport", "redirects", "tee", "on_total_loss")}
+)
+"""The options that are the fields of a job, in which its launchers must agree."""
+
+OF_ONE_LAUNCHER: Final = frozenset({"environment", "directory", "log_directory", "ticket", "full_traceback"})
+"""The fields in which launchers of one job may differ."""
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):

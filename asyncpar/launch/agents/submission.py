@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,6 +55,9 @@ from asyncpar.observe.summary import JobSummary
 _PROBE_SECONDS = 5.0
 """Seconds that an agent which accepts a connection may take to answer; a port where nothing listens fails at once."""
 _PROBE_EVERY = 0.1
+_QUIET_SECONDS = 3.0
+"""Seconds for which a launcher waits for the first one before it reports that."""
+_AGAIN_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _SUBMIT_SECONDS = 15.0
 """Seconds that an agent may take until its group has a job."""
@@ -75,9 +79,13 @@ def run_submission(options: LaunchOptions, environment: Mapping[str, str]) -> in
     client = ControlClient(where, credentials.rpc, seconds=_PROBE_SECONDS)
     try:
         view = asyncio.run(find_group(client, patience=options.timeout if is_later else 0.0))
-    except NoAgent:
+    except NoAgent as error:
         if is_later:
-            raise
+            trouble = str(error).partition("; start one")[0]
+            raise NoAgent(
+                f"--rdzv-endpoint: nobody answered at {where} for {options.timeout:g} s (--rdzv-timeout); is the "
+                f"launcher of the first host (--node-rank 0) running there? The last trouble was: {trouble}"
+            ) from None
         if options.elastic == ElasticMode.RESTART:
             options.check_endpoint()
         view = None
@@ -123,13 +131,20 @@ async def find_group(client: ControlClient, *, patience: float) -> GroupView:
 
     Raises ``NoAgent``.
     """
-    end = asyncio.get_running_loop().time() + patience
+    now = asyncio.get_running_loop().time
+    began = announced = now()
     while True:
         try:
             return await client.status()
         except NoAgent:
-            if asyncio.get_running_loop().time() >= end:
+            if now() >= began + patience:
                 raise
+            if now() >= announced + (_AGAIN_SECONDS if announced > began else _QUIET_SECONDS):
+                announced = now()
+                sys.stderr.write(
+                    f"asyncpar launch: nobody answers at {client.address} yet; waiting up to {patience:g} s for the "
+                    "launcher of the first host (--node-rank 0)\n"
+                )
             await asyncio.sleep(_PROBE_EVERY)
 
 

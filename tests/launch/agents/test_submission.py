@@ -18,6 +18,7 @@ class LateAgent:
     """Answers from the call number ``first`` on."""
 
     def __init__(self, first: int) -> None:
+        self.address = "127.0.0.1:1"
         self.calls = 0
         self._first = first
 
@@ -28,11 +29,21 @@ class LateAgent:
         return cast("GroupView", "the group")
 
 
-def test_an_agent_that_comes_late_is_waited_for() -> None:
-    late = LateAgent(300)  # its name resolves after 30 seconds, say
+def test_an_agent_that_comes_late_is_waited_for_and_that_is_reported_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    late = LateAgent(400)  # its name resolves after 40 seconds, say
     found = ap.testing.run_virtual(find_group(cast("ControlClient", late), patience=60.0))
     assert str(found) == "the group"
-    assert late.calls == 300
+    assert late.calls == 400
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 2, "after 3 and after 33 seconds"
+    assert printed[0].startswith("asyncpar launch: nobody answers at 127.0.0.1:1 yet; waiting up to 60 s")
+
+
+def test_an_agent_that_comes_soon_is_waited_for_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    ap.testing.run_virtual(find_group(cast("ControlClient", LateAgent(20)), patience=60.0))
+    assert capsys.readouterr().err == ""
 
 
 def test_an_agent_that_never_comes_is_reported_after_the_time() -> None:
