@@ -265,7 +265,7 @@ class RestartedRanks:
     def _started(self, addresses: tuple[str, ...], now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        if world.is_over or world.has_started:
+        if world.is_over or world.has_started or self._interrupted is not None:
             return []
         ready = [msgspec.json.decode(address, type=HostReadiness) for address in addresses]
         while self._restarts < max(one.restarts for one in ready):
@@ -376,7 +376,11 @@ class RestartedRanks:
         if world.members[0] == self._member:
             named = name_missing(report, self._missing(), world.host_of)
             if named != report:
+                world.named.add(report.rank)
                 return self._notify(WaitsNotice(named))
+            if report.notice is None and report.rank in world.named:  # supersedes the notice that has named another
+                world.named.discard(report.rank)
+                return self._notify(WaitsNotice(report))
         before = world.waits.condition(report.rank)
         world.waits.take(report, now)
         return self._announce_condition(report.rank, before)

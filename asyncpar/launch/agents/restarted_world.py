@@ -126,6 +126,8 @@ class RestartedWorld:
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     """The number of the last notice of each name of each member."""
     waits: WaitBoard = field(default_factory=WaitBoard)
+    named: set[int] = field(default_factory=set)
+    """The ranks whose wait for the world this host has explained to the others, with the rank that is missing."""
     has_started: bool = False
     is_over: bool = False
     has_signalled: bool = False

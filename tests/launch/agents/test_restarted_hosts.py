@@ -511,6 +511,12 @@ def test_the_first_host_names_ranks_that_have_not_joined_and_all_hosts_print_tha
     for host in cluster.hosts.values():
         [line] = [line for line in host.lines if "joining" in line]
         assert line.startswith("rank 2 waits for rank 1 (a), which has not called init() so far (nor has 3)"), line
+    cluster.missing = []
+    cluster.feed("b", WaitChanged(WaitReport(0, 2)))
+    cluster.wait(1.0)
+    for host in cluster.hosts.values():
+        assert host.lines.count("rank 2 goes on") == 1
+        assert len([line for line in host.lines if "joining" in line]) == 1
 
 
 def test_all_hosts_print_who_waits_for_whom_and_know_of_stopped_ranks() -> None:

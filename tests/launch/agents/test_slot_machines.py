@@ -734,6 +734,17 @@ def test_an_interrupted_launcher_that_cannot_learn_of_the_end_ends_alone() -> No
     assert (over.end.exit_code, over.end.interrupted) == (143, "a")
 
 
+def test_ranks_of_a_launcher_that_is_interrupted_before_they_start_do_not_start() -> None:
+    host = Host(ElasticMode.RESTART, is_launcher=True)
+    own = PlacedMember(name=host.reported[0].member, host="a", address=host.reported[0].address)
+    host.feed(announced(0, own))
+    assert host.feed(InterruptRanks(signal.SIGINT)) == []
+    assert host.feed(WorldStarted(0, READY[:1])) == []
+    host.feed(interrupted("a"))
+    [over] = host.of(RanksOver)
+    assert over.end.exit_code == 130
+
+
 def test_ranks_of_other_hosts_get_the_signal_that_a_launcher_got_and_are_killed_after_the_grace_period() -> None:
     host = launched(slots=2)
     signals = [SignalRank(slot, signal.SIGINT) for slot in (0, 1)]
