@@ -253,7 +253,8 @@ class ConnectionWatch:
                 received = 0 if sock is None else _bytes_received(sock)
             strangers.append(Stranger(peer=peer, seconds=connection.waited or 0.0, received=received))
             connection.waited = 0.0 if connection.waited is None else connection.waited + counted
-        evicted = choose_evictions(strangers, self._dice)
+        # its first call may have been accepted meanwhile: a peer may then send as much as it likes
+        evicted = [peer for peer in choose_evictions(strangers, self._dice) if not server.is_accepted(peer)]
         fresh = [peer for peer in evicted if waiting[peer] not in self._closing]
         if fresh:
             server.count_evicted(len(fresh), now=now)

@@ -194,6 +194,27 @@ async def test_only_a_connection_without_an_accepted_call_is_closed(bind: str, m
         assert set(connections._accepted) == {peer}, "the same connection served the second call"  # noqa: SLF001  # which connections are known is no statistic: only those put out are counted
 
 
+async def test_a_peer_whose_call_is_accepted_while_strangers_are_counted_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread may be late: large messages that follow the call arrive before it reads how much has arrived."""
+    async with serving() as (server, connections), asyncio.timeout(30):
+        overtaken: list[int] = []
+
+        def read_late(sock: socket.socket) -> int:
+            port = sock.getpeername()[1]
+            connections.accept(f"ipv4:127.0.0.1:{port}")
+            overtaken.append(port)
+            return 2 * STRANGER_BYTES
+
+        monkeypatch.setattr(connection_watch, "_bytes_received", read_late)
+        with knocking(server.port, 1) as [sock]:
+            while not overtaken or connections.open_strangers:
+                await asyncio.sleep(0.01)
+            assert overtaken == [sock.getsockname()[1]]
+            assert connections.evicted == 0
+
+
 async def test_strangers_are_closed_although_the_process_can_open_nothing_any_more() -> None:
     async with serving() as (server, connections), asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
