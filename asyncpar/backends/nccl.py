@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from asyncpar.backends.backend import OpenBackend, open_native
 from asyncpar.backends.config import BackendConfig, BackendUnavailable
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, engine_of
 from asyncpar.collectives.device.host import DeviceHost
 from asyncpar.collectives.device.records import version_text
 
@@ -41,7 +41,7 @@ def nccl_over(open_world: OpenBackend) -> OpenBackend:
 
 async def check_nccl(communicator: Communicator) -> None:
     """Raise ``BackendUnavailable`` on all ranks unless all have NCCL of the same version."""
-    host = DeviceHost.of(communicator._engine.table)
+    host = DeviceHost.of(engine_of(communicator).table)
     version = 0 if host.fabric is None else host.fabric.versions.nccl
     mine = NcclOfRank(reason="" if host.fabric is not None else host.reason or "it has no NCCL", version=version)
     every = await communicator.all_gather_object(mine, key="backend nccl", wanted=NcclOfRank)

@@ -756,6 +756,11 @@ def _checked_timeout(seconds: float | None) -> float | None:
     return seconds
 
 
+def engine_of(communicator: Communicator) -> Engine:
+    """Return the operations of a group, for modules that add others, such as those on device arrays."""
+    return communicator._engine
+
+
 def cost_model_of(communicator: Communicator) -> CostModel:
     """Return the cost model by which ``communicator`` chooses; equal on all its ranks."""
     return communicator._engine.policy.model

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.codecs import AnyCodec, Identity
+from asyncpar.collectives.communicator import engine_of
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.groups import SyncGroups
@@ -44,7 +45,7 @@ class DeviceWants:
         name, libraries = self.codec.name, " and ".join(place.libraries)
         why = self._why_staged(place, libraries)
         way = f"{name}, encoded on the device by {libraries}" if why is None else f"{name}, staged: {why}"
-        ways = self.groups.replicas._engine.device_ways
+        ways = engine_of(self.groups.replicas).device_ways
         ways.note(_LINE, "on the device" if isinstance(self.codec, Identity) else way)
         if why is not None:
             place.host.warn_once(f"gradients: through pinned memory of the host, where {name} works, because {why}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, engine_of
 from asyncpar.collectives.device.host import DeviceHost, use_fabric
 from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.node import Node
@@ -38,7 +38,7 @@ async def device_world(
     made = fabrics or [FakeFabric(cluster, visible=[rank]) for rank in range(size)]
     async with local_world(size, hosts=hosts, transport=transport, pin=pin) as nodes:
         for node, fabric in zip(nodes, made, strict=True):
-            table = node.world._engine.table
+            table = engine_of(node.world).table
             if fabric is None:
                 table.devices = DeviceHost(table, None, "there is no driver")
             else:

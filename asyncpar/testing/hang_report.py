@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, engine_of
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.waits import WaitEdge, WaitNotice, describe_cycle, find_cycle, sum_up
@@ -82,7 +82,7 @@ def find_rank(task: asyncio.Task[Any]) -> int:
                 case Operation():
                     return value.context.links.rank
                 case Communicator():
-                    return value._engine.table.links.rank
+                    return engine_of(value).table.links.rank
     return NO_RANK
 
 

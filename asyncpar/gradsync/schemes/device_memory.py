@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import Communicator, engine_of
 from asyncpar.collectives.device.host import DeviceHost
 from asyncpar.collectives.device.state import DeviceGroup
 from asyncpar.device.arrays import DeviceArray, device_array, is_device_array
@@ -44,7 +44,7 @@ class DevicePlace:
     @property
     def host(self) -> DeviceHost:
         """The object that polls events."""
-        return DeviceGroup.of(self.communicator._engine).host
+        return DeviceGroup.of(engine_of(self.communicator)).host
 
     @classmethod
     def of(cls, parameters: Parameters, communicator: Communicator) -> Self | None:
@@ -68,7 +68,7 @@ class DevicePlace:
         (device,) = places or (None,)
         if device is None:
             return None
-        host = DeviceGroup.of(communicator._engine).host
+        host = DeviceGroup.of(engine_of(communicator)).host
         if host.fabric is None:
             raise UsageError(f"parameters: gradients on devices need NCCL on every rank; here {host.reason}")
         kernels = kernel_library(next(iter(arrays.values()))) if len(arrays) == 1 else None
