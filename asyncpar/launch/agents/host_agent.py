@@ -17,10 +17,10 @@ from asyncpar.core.addresses import free_port
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
+    AbandonRank,
     GrantLease,
     HostTick,
     InterruptRanks,
-    KillRank,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -380,7 +380,7 @@ class HostAgent:
         job = self._job
         assert job is not None, "only a job has commands"
         match command:
-            case StartRank() | SignalRank() | KillRank() | WriteToRank():
+            case StartRank() | SignalRank() | AbandonRank() | WriteToRank():
                 self._obey_about_rank(job.processes, command)
             case GrantLease(member):
                 job.processes.write(WriteToRank(member, LeaseGranted(self._group.lease)))
@@ -401,13 +401,13 @@ class HostAgent:
                 self._start(self._settle(job, end))
 
     @staticmethod
-    def _obey_about_rank(processes: SlotProcesses, command: StartRank | SignalRank | KillRank | WriteToRank) -> None:
+    def _obey_about_rank(processes: SlotProcesses, command: StartRank | SignalRank | AbandonRank | WriteToRank) -> None:
         match command:
             case StartRank():
                 processes.start(command)
             case SignalRank(slot, number):
                 processes.signal(slot, number)
-            case KillRank(slot):
+            case AbandonRank(slot):
                 processes.kill(slot)
             case WriteToRank():
                 processes.write(command)

@@ -140,7 +140,7 @@ class SignalRank:
 
 
 @dataclass(frozen=True, slots=True)
-class KillRank:
+class AbandonRank:
     """Kill the process group of ``slot``, and pass on no more of its output, which nobody may read."""
 
     slot: int
@@ -194,7 +194,7 @@ class RanksOver:
 SlotCommand = (
     StartRank
     | SignalRank
-    | KillRank
+    | AbandonRank
     | WriteToRank
     | GrantLease
     | OpenRendezvous

@@ -20,9 +20,9 @@ import msgspec
 from asyncpar.core.addresses import split_address
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agents.host_protocol import (
+    AbandonRank,
     HostTick,
     InterruptRanks,
-    KillRank,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -445,7 +445,7 @@ class RestartedRanks:
         return [SignalRank(slot, one) for slot in slots for one in numbers]
 
     def _kill(self) -> list[SlotCommand]:
-        return [] if self._world is None else [KillRank(slot) for slot in sorted(self._world.running)]
+        return [] if self._world is None else [AbandonRank(slot) for slot in sorted(self._world.running)]
 
     def _stop(self, now: float, number: int = signal.SIGTERM) -> list[SlotCommand]:
         if self._world is not None and self._world.running:

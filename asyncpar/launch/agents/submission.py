@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,6 +36,7 @@ from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_vi
 from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
 from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
 from asyncpar.launch.agents.views import GroupView
+from asyncpar.launch.command_line import print_line
 from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import make_log_directory
 from asyncpar.launch.job import read_host_certificates
@@ -141,9 +141,10 @@ async def find_group(client: ControlClient, *, patience: float) -> GroupView:
                 raise
             if now() >= announced + (_AGAIN_SECONDS if announced > began else _QUIET_SECONDS):
                 announced = now()
-                sys.stderr.write(
+                print_line(
                     f"asyncpar launch: nobody answers at {client.address} yet; waiting up to {patience:g} s for the "
-                    "launcher of the first host (--node-rank 0)\n"
+                    "launcher of the first host (--node-rank 0)",
+                    err=True,
                 )
             await asyncio.sleep(_PROBE_EVERY)
 

@@ -16,10 +16,10 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
+    AbandonRank,
     GrantLease,
     HostTick,
     InterruptRanks,
-    KillRank,
     LeaveHost,
     NotifyLeader,
     OpenRendezvous,
@@ -751,7 +751,7 @@ def test_ranks_of_other_hosts_get_the_signal_that_a_launcher_got_and_are_killed_
     assert host.feed(interrupted("b")) == [PrintLine("the launcher on b got SIGINT; stopping all ranks"), *signals]
     host.gone(0, -signal.SIGINT)
     late = PrintLine("ranks still run 5 s after they were asked to end; killing them")
-    assert host.wait(5.0) == [late, KillRank(1)]
+    assert host.wait(5.0) == [late, AbandonRank(1)]
 
 
 def test_a_launcher_prints_how_its_ranks_start_again() -> None:
