@@ -415,7 +415,7 @@ class HostAgent:
     async def _settle(self, job: _HostJob, end: JobEnd | None) -> None:
         is_asked_to_end = self.is_leaving or (end is not None and not end.is_complete)
         try:
-            async with asyncio.timeout(job.record.grace if is_asked_to_end else None):
+            async with asyncio.timeout(max(job.record.grace, _LAST_WORDS) if is_asked_to_end else None):
                 await job.processes.settle()
         except TimeoutError:  # their output is not read
             await job.processes.close()
