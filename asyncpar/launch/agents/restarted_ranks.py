@@ -128,6 +128,8 @@ class RestartedRanks:
         """When an interrupted launcher without ranks ends although it cannot learn that the job has."""
         self._hosts: int | None = None
         """The number of hosts of the last world that has started."""
+        self._described = ""
+        """The failure on another host, which that one may take for the end of the job: then it is not printed twice."""
         self._is_parked = False
         self._give_up_at: float | None = None
         self._leave_at: float | None = None
@@ -275,6 +277,8 @@ class RestartedRanks:
         before, self._hosts = self._hosts, len(world.members)
         printed: list[SlotCommand] = []
         if self._is_launcher and before is not None:
+            printed += [PrintLine(self._described)] if self._described else []
+            self._described = ""
             on = "" if before == self._hosts else f" on {_hosts(world.announced)}"
             restarts = f" (restart {self._restarts})" if self._restarts else ""
             printed.append(PrintLine(f"starting all ranks again{on}{restarts}"))
@@ -508,10 +512,12 @@ class RestartedRanks:
             return self._report()
         world.is_over = True
         count = f" (restart {self._budget.crashes(_JOB)} of {self._budget.most})" if is_own else ""
-        printed: list[SlotCommand] = [PrintLine(end.message)]
-        if not self._is_launcher:
-            is_here = is_own or first.is_peer_error
-            printed = [*printed, PrintLine(f"{world.why}; starting all ranks again{count}")] if is_here else []
+        printed: list[SlotCommand] = []
+        if is_own or (first.is_peer_error and not self._is_launcher):
+            printed.append(PrintLine(end.message))
+        if not self._is_launcher and printed:
+            printed.append(PrintLine(f"{world.why}; starting all ranks again{count}"))
+        self._described = "" if is_own else end.message
         return [*printed, *self._report()]
 
     # -- the end -------------------------------------------------------------------------------------------------------

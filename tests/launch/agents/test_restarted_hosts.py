@@ -155,7 +155,9 @@ class Cluster:
         slots: dict[str, int] | None = None,
         places: dict[str, int] | None = None,
         timeout: float = 30.0,
+        are_launchers: bool = False,
     ) -> None:
+        self._are_launchers = are_launchers
         self.now = 0.0
         self._job = job(least, most, restarts, timeout)
         self._slots, self._places = slots or {}, places or {}
@@ -194,6 +196,7 @@ class Cluster:
                 free_port=lambda: 7,
                 draw=lambda: str(next(self._draws)),
                 missing=lambda: self.missing,
+                is_launcher=self._are_launchers,
             )
             host = self.hosts[name] = Host(name, machine, lambda sender, one: self._sent.append((sender, one)))  # type: ignore[arg-type]
             host.obey(machine.begin(self.now))
@@ -276,9 +279,9 @@ class Cluster:
 STOPPED = f"{CONDITION_WORDS[Condition.STOPPED]}, at x.py:3"
 
 
-def pair(*, restarts: int = 0) -> Cluster:
+def pair(*, restarts: int = 0, are_launchers: bool = False) -> Cluster:
     """Hosts ``a`` (ranks 0 and 1) and ``b`` (2 and 3) of at most three run."""
-    cluster = Cluster(1, 3, restarts=restarts)
+    cluster = Cluster(1, 3, restarts=restarts, are_launchers=are_launchers)
     cluster.arrive("a", "b")
     cluster.wait(5.5)
     assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
@@ -467,6 +470,23 @@ def test_a_host_that_is_done_answers_for_its_rank_that_others_still_needed() -> 
             assert cluster.running() == {"a": [0, 1], "b": [2, 3]}
             assert cluster.restarts() == {1}
     assert all(end is not None and "exited with code 0 while other" in end.message for end in cluster.ends())
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_launchers_print_a_failure_once_wherever_it_was_and_the_end_of_the_job_has_it_otherwise(restarts: int) -> None:
+    cluster = pair(restarts=restarts, are_launchers=True)
+    cluster.end(3, 7)
+    cluster.wait(4.0)
+    described = "rank 3 failed first: exited with code 7"
+    again = ["starting all ranks again (restart 1)"] * restarts
+    for host in cluster.hosts.values():
+        assert [line.splitlines()[0] for line in host.lines if line.startswith("rank 3 failed")] == [
+            described
+        ] * restarts
+        assert [line for line in host.lines if line.startswith("starting")] == again
+        assert "rank 3 on b exited with code 7; stopping all ranks" in host.lines
+    ends = [end for end in cluster.ends() if end is not None]
+    assert [end.message.splitlines()[0] for end in ends] == [described] * 2 * (1 - restarts)
 
 
 def test_nobody_waits_in_the_rendezvous_for_a_rank_that_is_gone() -> None:
