@@ -167,7 +167,8 @@ def progress(description: str, total: SupportsFloat | None = None) -> Iterator[P
 
     Under ``asyncpar launch``, and in jobs of engines, all ranks may have one: the launcher shows that of the lowest
     rank with one.  Where another launcher started the ranks, the first rank shows it.  A terminal or a notebook gets a
-    bar, anything else a plain line a second, on stderr.  ``total`` None means that the number of steps is unknown.
+    bar, anything else a plain line a second, on stderr, no wider than the variable ``COLUMNS`` says if it is set.
+    ``total`` None means that the number of steps is unknown.
 
     Raises ``UsageError`` unless ``total`` is positive.
     """

@@ -106,6 +106,8 @@ class AgentProcess:
         base = JobSummary(job=self._job_name, pid=os.getpid(), time=time.time(), started=time.time())
         self._view = GroupWatch(base, self._know, credentials.rpc, self._name)
         self._unreported: list[str] = []
+        self._signals = 0
+        """The number of signals that have asked this process to end."""
         self.exit_code = 0
         """The exit code of the signal that ended it, or of ranks that failed after the job was complete."""
 
@@ -124,12 +126,13 @@ class AgentProcess:
                 async with self._show() as observers:
                     while True:
                         end, others = await self._live(join, reaper, directory, observers)
-                        if others is None:
+                        if others is not None and not self._signals:
+                            join = others
+                            await asyncio.sleep(_AGAIN_SECONDS)
+                        if others is None or self._signals:  # who is asked to end does not come again
                             if end is not None:
                                 await observers.finish(JobOutcome(end.exit_code or self.exit_code, end.message))
                             return end
-                        join = others
-                        await asyncio.sleep(_AGAIN_SECONDS)
         finally:
             reaper.close()
             for number in TERMINATING:
@@ -144,12 +147,14 @@ class AgentProcess:
     def _signalled(self, number: int) -> None:
         """On Ctrl-C, end the job if it is this launcher's, else make this host leave.  A second signal ends at once."""
         name = signal.Signals(number).name
-        is_first, self.exit_code = self.exit_code == 0, 128 + number
+        self._signals += 1
+        is_first, self.exit_code = self._signals == 1, 128 + number
         if self._agent is None or self._group is None:
             raise KeyboardInterrupt
         if self._job is not None and number == signal.SIGINT and self._agent.number is not None:
             if not is_first and self._is_launcher:
                 self._agent.report("killing all ranks")
+                self._agent.interrupt(number)
                 self._agent.kill()
                 self._group.leave_at_once()
                 return

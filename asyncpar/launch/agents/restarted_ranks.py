@@ -531,9 +531,9 @@ class RestartedRanks:
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
             commands += self._stop(now)
-        if self._alone_at is not None and now >= self._alone_at and self._end is None:
-            number = self._interrupted or signal.SIGTERM
-            self._end = JobEnd(
+        if self._alone_at is not None and now >= self._alone_at:
+            self._alone_at, number = None, self._interrupted or signal.SIGTERM
+            self._end = self._end or JobEnd(
                 exit_code=128 + number, message="the job is interrupted", signal_number=number, interrupted=self._host
             )
         world = self._world

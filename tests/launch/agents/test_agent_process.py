@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import signal
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.agents.agent_process import compare_job
+from asyncpar.launch.agents.agent_options import AgentOptions
+from asyncpar.launch.agents.agent_process import AgentProcess, compare_job
 from asyncpar.launch.agents.job_record import OF_ONE_LAUNCHER, OPTIONS, ElasticMode, SubmittedJob, encode_record
 from asyncpar.launch.cli import main
 from asyncpar.net.membership.world_messages import JobOpened, WorldStatus
@@ -54,3 +56,53 @@ def test_ranks_that_start_again_may_be_more_on_one_host_than_on_another() -> Non
 def test_where_a_launcher_is_started_does_not_matter() -> None:
     compare_job(RUNS, msgspec.structs.replace(JOB, directory="/elsewhere", environment={"ASYNCPAR_TIMEOUT": "1"}))
     compare_job(WorldStatus(leader=None, hosts=()), JOB)
+
+
+class Asked:
+    """An agent with a job, and its group: what they are asked to do."""
+
+    number = 1
+    failure = (0, "")
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **_: self.calls.append(" ".join([name, *(str(one) for one in given if name != "report")]))
+
+
+def launcher_with(asked: Asked) -> AgentProcess:
+    """Return the process of a launcher whose ranks start again with every world."""
+    job = msgspec.structs.replace(JOB, mode=ElasticMode.RESTART)
+    options = AgentOptions(listen="127.0.0.1:0")
+    credentials = cast("Any", type("Credentials", (), {"rpc": None}))
+    process = AgentProcess(options, credentials, cast("Any", None), {}, job=job)
+    process._agent = process._group = cast("Any", asked)  # noqa: SLF001  # it makes them itself as it enters the group
+    return process
+
+
+def test_the_second_ctrl_c_kills_the_ranks_of_a_launcher_and_ends_it_though_it_has_entered_the_group_anew() -> None:
+    asked = Asked()
+    process = launcher_with(asked)
+    process._signalled(signal.SIGINT)  # noqa: SLF001  # what the loop calls for a signal
+    assert asked.calls == ["report", f"interrupt {signal.SIGINT}", "report"]
+    anew = process._agent = process._group = cast("Any", Asked())  # noqa: SLF001
+    process._signalled(signal.SIGINT)  # noqa: SLF001
+    assert anew.calls == ["report", f"interrupt {signal.SIGINT}", "kill", "leave_at_once"]
+
+
+async def test_a_launcher_that_was_interrupted_does_not_enter_again_a_group_that_has_gone_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, lives = launcher_with(Asked()), 0
+
+    async def live(*_: Any) -> tuple[None, tuple[str, ...]]:
+        nonlocal lives
+        lives += 1
+        process._signalled(signal.SIGINT)  # noqa: SLF001
+        return None, ("127.0.0.1:1",)
+
+    monkeypatch.setattr(process, "_live", live)
+    assert await process.run() is None
+    assert lives == 1
+    assert process.exit_code == 130
