@@ -31,9 +31,6 @@ __all__ = [
     "pytest_unconfigure",
 ]
 
-settings.register_profile("asyncpar", deadline=None)  # speed is measured in scripts/bench, never in a timed test
-settings.load_profile("asyncpar")
-
 # Tests start Python processes by the hundred: where no bytecode may be kept, each compiles all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -56,6 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     soak.configure(config)
+    # No deadline: speed is measured in scripts/bench, never in a timed test.
+    settings.register_profile("asyncpar", deadline=None, derandomize=not soak.is_soak())
+    settings.load_profile("asyncpar")
     durations.pytest_configure(config)
     leftovers.pytest_configure(config)
 

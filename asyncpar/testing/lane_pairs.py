@@ -84,6 +84,7 @@ def frame(tag: int, payload: bytes | bytearray, *, kind: FrameKind = FrameKind.B
     return FrameHeader(kind, 0, 1, 0, tag, 0, len(payload)), memoryview(payload)
 
 
+@functools.lru_cache(maxsize=16)
 def pattern(length: int, seed: int = 0) -> bytes:
     """Return ``length`` bytes in which a shift, a swap or a repetition shows; they differ by ``seed``."""
     words = np.arange(min(1021, length // 4 + 1), dtype="<u4") * np.uint32(2654435761) + np.uint32(seed)

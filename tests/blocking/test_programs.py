@@ -90,6 +90,7 @@ ended = time.monotonic()
     assert (code, printed(shown + complaints), noise(complaints)) == (0, ["0 2.0", "1 2.0"], [])
 
 
+@pytest.mark.soak
 def test_the_launcher_names_the_rank_that_failed_and_why(tmp_path: Path) -> None:
     body = """
 with ab.init() as node:

@@ -14,17 +14,20 @@ import pytest
 from tests.engines.dask_workers import start_cluster
 
 HERE = Path(__file__).parent
-FAILURE = "test_the_first_failure_comes_first_with_its_cause"
+COMEBACK = "test_a_rank_that_may_starts_again_and_joins_the_others"
+SURVIVAL = "test_an_elastic_job_goes_on_when_a_rank_is_killed"
+BOUNDS = "test_bounds_that_make_no_sense_are_refused"
 CANCELLING = "test_cancelling_ends_all_ranks_before_it_returns"
 ALWAYS = {
     "TestDask": set[str](),
     "TestElasticDask": set[str](),
     "TestGrowingDask": {"test_an_elastic_job_outlives_the_loss_of_a_place_and_gets_another"},
-    "TestMpi": {FAILURE},
+    "TestElasticLocal": {COMEBACK, SURVIVAL, BOUNDS},
+    "TestMpi": set[str](),
     "TestSlurm": {CANCELLING},
 }
-"""What each suite shows by default: places of MPI and of Slurm are programs of the same kind, which share this out, and
-``test_dask.py`` has the ends of jobs on workers, good and bad, on its own."""
+"""What each suite shows by default: places of MPI and of Slurm are programs of the same kind, and ``test_mpi.py`` and
+``test_dask.py`` have jobs of their own."""
 
 
 @pytest.fixture(scope="package")

@@ -260,6 +260,7 @@ ap.dask.run(Client(sys.argv[1]), programs.linger, sys.argv[2], ranks=1, wait=60.
 """
 
 
+@pytest.mark.soak
 def test_ranks_end_with_a_client_that_is_killed(client: Any, tmp_path: Path) -> None:
     """Long before the lease is over: the scheduler tells the workers."""
     command = [sys.executable, "-c", CLIENT, client.scheduler.address, str(tmp_path)]

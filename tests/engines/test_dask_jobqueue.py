@@ -41,6 +41,7 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
         yield cluster
 
 
+@pytest.mark.soak
 def test_a_job_waits_for_workers_that_are_asked_for_and_more_of_them_take_more_ranks(cluster: Any) -> None:
     with distributed.Client(cluster) as client:
         with pytest.raises(ap.UsageError, match=r"expected at most 0, 1 on each of 0 workers of Dask, got 2; wait="):

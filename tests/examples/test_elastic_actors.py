@@ -26,6 +26,7 @@ def test_the_example_runs_alone(host: ProgramHost, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "done: weight 3"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(150)
 def test_the_example_goes_on_when_the_rank_of_the_actor_is_killed(tmp_path: Path) -> None:
     launch = ["-m", "asyncpar", "launch", "--nproc-per-node", "2", "--elastic", "ranks", "--max-restarts", "3"]

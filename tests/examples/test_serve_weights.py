@@ -147,6 +147,7 @@ def test_alone_it_says_how_to_start_it(host: ProgramHost, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.soak
 def test_a_port_that_is_taken_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, launched("--port", str(taken.getsockname()[1])) as job:
         code, shown = job.finish()

@@ -64,8 +64,8 @@ LISTENING: dict[str, tuple[Start, int]] = {
 }
 """Commands that run jobs, each with the least number of sockets on which it and its ranks listen."""
 
-BRIEF = ("launch, lanes over TCP", "agent")
-"""Between them, these listen in every way that there is."""
+BRIEF = ("launch, lanes over TCP",)
+"""It listens in most ways that there are; ``test_http2_floods.py`` floods the servers of an agent and its ranks."""
 
 OTHERS = {
     "doctor": "--listen, below",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.ways import both_ways
+from tests.launch.ways import both_ways, changing_first
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -37,7 +37,7 @@ def summary_of(text: str) -> list[str]:
     return text[text.index("asyncpar launch: rank ", begun) :].splitlines()
 
 
-@both_ways
+@changing_first
 def test_an_exception_is_reported_in_ten_lines_with_the_programs_frames(
     launcher: Launcher, hosts: tuple[str, ...]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.ways import CHANGING, FIXED, both_ways
+from tests.launch.ways import changing_first, fixed_first
 from tests.soak import chosen, first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -106,7 +106,7 @@ def check_survivors(records: list[Any], victim: int) -> None:
     assert named == {rank: ("PeerLost", victim) for rank in range(3) if rank != victim}, records
 
 
-@both_ways
+@fixed_first
 @pytest.mark.parametrize("victim", first(1, range(3)))
 def test_every_survivor_of_a_kill_gets_peer_lost_before_it_is_asked_to_end(
     launcher: Launcher, victim: int, hosts: tuple[str, ...]
@@ -133,7 +133,7 @@ def test_survivors_that_wait_for_no_message_of_the_killed_rank_get_peer_lost_too
     check_survivors(records, 1)
 
 
-@both_ways
+@changing_first
 def test_a_stopped_rank_is_reported_at_once_and_is_an_error_of_collectives_and_asks_after_the_limit(
     launcher: Launcher, hosts: tuple[str, ...]
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_stopped_rank_is_an_error_earlier_if_the_user_asks(launcher: Launcher)
     assert "rank 1 failed first: was stopped for 2." in done.stderr
 
 
-@pytest.mark.parametrize("hosts", first(1, [FIXED, CHANGING]), ids=str)
+@fixed_first
 def test_a_rank_that_holds_its_interpreter_lock_is_an_error_after_the_limit(
     launcher: Launcher, hosts: tuple[str, ...]
 ) -> None:

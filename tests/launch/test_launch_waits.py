@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.ways import CHANGING, FIXED
-from tests.soak import first
+from tests.launch.ways import fixed_first
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 Launcher = Any  # the class lives in conftest.py
@@ -55,7 +54,7 @@ IN_TURN = """
 """Ranks wait for one that has not come, for one that sleeps, for an actor, and for each other."""
 
 
-@pytest.mark.parametrize("hosts", first(1, [FIXED, CHANGING]), ids=str)
+@fixed_first
 def test_each_wait_is_reported_once_with_its_culprit_and_place_and_when_it_is_over(
     launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_rank_that_gets_sigterm_leaves_at_the_end_of_its_step_and_starts_again
     }
 
 
+@pytest.mark.soak
 def test_agents_outlive_a_job_that_starts_again_with_every_world_and_take_the_next_one(group: AgentGroup) -> None:
     group.start_all("one", "two", "three")
     options = ("--nnodes", "1:3", "--nproc-per-node", "2", "--last-call", "30")
