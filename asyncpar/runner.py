@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from asyncpar.core.concurrency.tasks import new_loop
 from asyncpar.core.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
 from asyncpar.core.signals import TERMINATION, OwnHandler, Termination
 from asyncpar.core.system_errors import note_limit
@@ -67,7 +68,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
         raise UsageError(f"main: expected a coroutine, or a function without arguments that makes one, got {main!r}")
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(_until_terminated(coroutine, interrupt, reporter))
     except OSError as error:
         note_limit(error)
@@ -84,15 +85,6 @@ def _is_loop_running() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def is_left_behind(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from asyncpar.launch.run import new_loop
+from asyncpar.core.concurrency.tasks import new_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")

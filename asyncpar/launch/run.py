@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from asyncpar.core.concurrency.tasks import new_loop
 from asyncpar.core.descriptors import descriptor_limit
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.errors import UsageError
@@ -94,13 +95,3 @@ async def _run(job: LaunchJob, stdout: OutputStream, stderr: OutputStream) -> Jo
         except OSError:  # it is not read (TimeoutError is an OSError)
             return outcome
     return outcome
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a uvloop loop where uvloop is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

@@ -21,6 +21,16 @@ INLINE_COPY_BYTES = 4 << 20
 """Copying more bytes than this into fresh memory blocks the loop for a millisecond or more."""
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop, of uvloop where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 async def off_loop(work: Callable[[], T], *, nbytes: int, inline: int | None = None) -> T:
     """Do ``work`` on ``nbytes`` of memory: on the loop if they are at most ``inline``, else in a thread.
 

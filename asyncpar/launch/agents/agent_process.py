@@ -22,6 +22,7 @@ from asyncpar.core.addresses import (
     route_to,
     split_address,
 )
+from asyncpar.core.concurrency.tasks import new_loop
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.private_files import make_private_folder
 from asyncpar.core.signals import TERMINATING
@@ -50,7 +51,6 @@ from asyncpar.launch.job_service import serve_watch
 from asyncpar.launch.observers import Observers, observe_job
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
-from asyncpar.launch.run import new_loop
 from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
 from asyncpar.net.membership.world_service import WorldService

@@ -24,6 +24,7 @@ from asyncpar.core.addresses import (
     spell_host,
     split_address,
 )
+from asyncpar.core.concurrency.tasks import new_loop
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.signals import TERMINATING
 from asyncpar.errors import LaunchError, UsageError
@@ -44,7 +45,6 @@ from asyncpar.launch.observers import observe_job
 from asyncpar.launch.options import LaunchOptions, ObserverOptions, ProgramKind
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.rank_process import rank_command
-from asyncpar.launch.run import new_loop
 from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import host_name
