@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from asyncpar.launch.agents.group_part import GroupPart
-from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, ask_with, group_of_status
 from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
 from asyncpar.launch.reaper_client import ReaperClient
@@ -42,7 +42,7 @@ def serve_elastic(
     view = GroupWatch(
         JobSummary(job=job, pid=os.getpid(), time=now, started=now, command=_COMMAND),
         know,
-        credentials,
+        ask_with(credentials),
         place,
         part.agent.watch if place else None,
     )

@@ -11,9 +11,11 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -36,13 +38,15 @@ from asyncpar.engines.interface import (
 from asyncpar.engines.rank_program import CALL_FILE, PATHS_FILE, error_file, value_file
 from asyncpar.errors import AsyncparError
 from asyncpar.harmless import harmless_bytes
-from asyncpar.launch.agent import AgentEmbedding, run_agent
+from asyncpar.launch.agents.ending import EndRequests
+from asyncpar.launch.agents.fixed_part import record_fixed, run_part, take_fixed_part
 from asyncpar.launch.display import Display
-from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_placement import HostPlacement
-from asyncpar.launch.job import LaunchJob
-from asyncpar.launch.options import LaunchOptions
+from asyncpar.launch.job import JobSecret, LaunchJob
+from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.launch.protocol import JobOutcome
+from asyncpar.launch.rank_process import command_line
+from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.credentials import write_secret
 from asyncpar.net.membership.host import host_id, host_name
 
@@ -79,7 +83,7 @@ class PlaceAgent:
         self._order = order
         self._take = take
         self._coordinator: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._embedding: AgentEmbedding | None = None
+        self._ending: EndRequests | None = None
         self._interrupts = 0
         self._report = PlaceReport(exit_code=1)
         self._running: asyncio.Task[None] | None = None
@@ -101,8 +105,8 @@ class PlaceAgent:
 
     def _interrupt(self) -> None:
         self._interrupts += 1
-        if self._embedding is not None:
-            self._embedding.interrupt()
+        if self._ending is not None:
+            self._ending.signalled(signal.SIGINT)
         elif self._running is not None:  # nothing has begun
             self._running.cancel()
 
@@ -138,27 +142,34 @@ class PlaceAgent:
         order = self._order
         write_order(order, directory)
         coordinator = "" if order.number == 0 else await self._coordinator
-        self._embedding = AgentEmbedding(
-            on_address=self._served, on_end=lambda ends: self._collect(directory, ends), paths=(directory,)
-        )
-        return await run_agent(self._job(directory, coordinator), EventDisplay(self._take), self._embedding)
-
-    def _collect(self, directory: Path, failures: tuple[RankEnd, ...]) -> None:
-        self._report = PlaceReport(
-            values=read_all(directory, value_file),
-            errors=read_all(directory, error_file),
-            failures=list(failures),
-        )
-
-    def _served(self, address: str) -> None:
-        if self._order.number == 0:
-            self._take(PlaceServes(address))
+        job = self._job(directory, coordinator)
+        record, secret = record_fixed(job), JobSecret(Secret(order.secret), directory / SECRET_FILE)
+        ending = EndRequests(job.placement.host, record, grace=order.grace)
+        with closing(ReaperClient()) as reaper:
+            reaper.add_path(directory)
+            async with AsyncExitStack() as stack:
+                display = EventDisplay(self._take)
+                part = await take_fixed_part(
+                    stack, job, record, secret, display=display, reaper=reaper, is_embedded=True
+                )
+                ending.attach(part.group, part.agent)
+                self._ending = ending
+                if part.is_first:
+                    self._take(PlaceServes(part.agent.address))
+                outcome = await run_part(job, part, reaper, ending)
+                self._report = PlaceReport(
+                    values=read_all(directory, value_file),
+                    errors=read_all(directory, error_file),
+                    failures=list(part.agent.crashes) if part.is_first else [],
+                )
+                return outcome
 
     def _job(self, directory: Path, coordinator: str) -> LaunchJob:
         order, host = self._order, host_name()
-        command = (sys.executable, "-m", "asyncpar.engines.rank_program", str(directory))
         options = LaunchOptions(
-            program=command[2],
+            program="asyncpar.engines.rank_program",
+            arguments=(str(directory),),
+            kind=ProgramKind.MODULE,
             nnodes=order.places,
             node_rank=order.number,
             nproc=order.slots,
@@ -187,7 +198,7 @@ class PlaceAgent:
         return LaunchJob(
             options=options,
             placement=placement,
-            command=command,
+            command=command_line(options.kind, options.program, options.arguments),
             log_directory=None,
             environment=os.environ | order.environment,
         )

@@ -129,12 +129,18 @@ def make_log_directory(options: LaunchOptions) -> Path | None:
         directory = Path(options.log_dir or tempfile.mkdtemp(prefix="asyncpar-logs-")).absolute()
     except OSError as error:
         raise UsageError(f"--log-dir: a temporary directory cannot be made: {os_reason(error)}; name one") from error
+    return usable_directory("--log-dir", directory, access=os.W_OK | os.X_OK)
+
+
+def usable_directory(option: str, path: str | Path, *, access: int = os.R_OK | os.W_OK | os.X_OK) -> Path:
+    """Return the directory ``path`` of ``option``, created if necessary.  Raises ``UsageError``."""
+    directory = Path(path)
     try:
         make_private_folder(directory)
     except OSError as error:
-        raise UsageError(f"--log-dir: {directory} cannot be made: {os_reason(error)}") from error
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"--log-dir: {directory} is not writable")
+        raise UsageError(f"{option}: {directory} cannot be made: {os_reason(error)}") from error
+    if not os.access(directory, access):
+        raise UsageError(f"{option}: {directory} is not writable")
     return directory
 
 

@@ -253,9 +253,9 @@ class HostWatch:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Forget all ranks."""
-        for local_rank in list(self._ranks):
-            self._forget(local_rank)
+        """End the connections to all ranks; their last reports are kept."""
+        for known in self._ranks.values():
+            self._close(known)
         if self._closing:
             await asyncio.wait(self._closing)
 

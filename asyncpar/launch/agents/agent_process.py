@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, contextmanager
 from pathlib import Path
-
-import msgspec
 
 from asyncpar.core.addresses import (
     check_reaches_itself,
@@ -24,15 +21,14 @@ from asyncpar.core.addresses import (
 )
 from asyncpar.core.concurrency.tasks import new_loop
 from asyncpar.core.observe.reporting import open_closed_streams
-from asyncpar.core.private_files import make_private_folder
-from asyncpar.core.signals import TERMINATING
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
+from asyncpar.launch.agents.ending import EndRequests
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
 from asyncpar.launch.agents.group_part import GROUP_JOB, take_part
-from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, ask_with, group_of_status
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import (
     OF_ONE_LAUNCHER,
@@ -41,18 +37,18 @@ from asyncpar.launch.agents.job_record import (
     JobEnd,
     SubmittedJob,
     decode_record,
-    encode_record,
 )
 from asyncpar.launch.agents.requests import AGENTS_PORT, SubmitRequest
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display, OutputStream, make_display
+from asyncpar.launch.host_placement import usable_directory
 from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
 from asyncpar.launch.observers import Observers, observe_job
 from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
 from asyncpar.net.membership.host import host_id, host_name
-from asyncpar.net.membership.world_messages import JobClosed, WorldGroup, WorldStatus
+from asyncpar.net.membership.world_messages import WorldGroup, WorldStatus
 from asyncpar.net.membership.world_service import WorldService
 from asyncpar.observe.summary import JobSummary
 
@@ -104,94 +100,38 @@ class AgentProcess:
         self._is_for_job = job is not None
         self._group: WorldService | None = None
         base = JobSummary(job=self._job_name, pid=os.getpid(), time=time.time(), started=time.time())
-        self._view = GroupWatch(base, self._know, credentials.rpc, self._name)
+        self._view = GroupWatch(base, self._know, ask_with(credentials.rpc), self._name)
         self._unreported: list[str] = []
-        self._signals = 0
-        """The number of signals that have asked this process to end."""
-        self.exit_code = 0
-        """The exit code of the signal that ended it, or of ranks that failed after the job was complete."""
+        self.ending = EndRequests(self._name, job, grace=options.grace)
+        self._failed_late = 0
+        """The exit code of ranks that failed after the job was complete."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the signal that has ended it, or of ranks that failed after the job was complete."""
+        return self.ending.exit_code or self._failed_late
 
     async def run(self) -> JobEnd | None:
         """Take part in the group until asked to end; join again after having been declared lost."""
-        loop = asyncio.get_running_loop()
-        before = signal.getsignal(signal.SIGINT)
-        for number in TERMINATING:
-            loop.add_signal_handler(number, self._signalled, number)
         join = self._options.join
-        reaper = ReaperClient()
-        try:
+        with self.ending.signals(), closing(ReaperClient()) as reaper:
             if self._options.post_mortem is not None:
-                _given_directory("--post-mortem", self._options.post_mortem)
+                usable_directory("--post-mortem", self._options.post_mortem)
             with _state_directory(self._options, reaper) as directory:
                 async with self._show() as observers:
                     while True:
                         end, others = await self._live(join, reaper, directory, observers)
-                        if others is not None and not self._signals:
+                        if others is not None and not self.ending.has_begun:
                             join = others
                             await asyncio.sleep(_AGAIN_SECONDS)
-                        if others is None or self._signals:  # who is asked to end does not come again
+                        if others is None or self.ending.has_begun:  # who is asked to end does not come again
                             if end is not None:
                                 await observers.finish(JobOutcome(end.exit_code or self.exit_code, end.message))
                             return end
-        finally:
-            reaper.close()
-            for number in TERMINATING:
-                loop.remove_signal_handler(number)
-            if before is not None:  # None: installed by C code
-                signal.signal(signal.SIGINT, before)
 
     @property
     def _job_name(self) -> str:
         return GROUP_JOB if self._job is None else self._job.name
-
-    def _signalled(self, number: int) -> None:
-        """On Ctrl-C, end the job if it is this launcher's, else make this host leave.  A second signal ends at once."""
-        name = signal.Signals(number).name
-        self._signals += 1
-        is_first, self.exit_code = self._signals == 1, 128 + number
-        if self._agent is None or self._group is None:
-            raise KeyboardInterrupt
-        if self._job is not None and number == signal.SIGINT and self._agent.number is not None:
-            if not is_first and self._is_launcher:
-                self._agent.report("killing all ranks")
-                self._agent.interrupt(number)
-                self._agent.kill()
-                self._group.leave_at_once()
-                return
-            if is_first:
-                self._end_job(number, f"the launcher on {self._name} got {name}")
-                return
-        self._agent.leave(f"got {name}", grace=self._options.grace if is_first else 0.0)
-        if not is_first:
-            self._group.leave_at_once()
-
-    @property
-    def _is_launcher(self) -> bool:
-        return self._job is not None and self._job.mode is ElasticMode.RESTART
-
-    def _end_job(self, number: int, message: str) -> None:
-        """End the job on all hosts, because of the signal ``number``."""
-        assert self._agent is not None
-        assert self._agent.number is not None
-        assert self._group is not None
-        if self._is_launcher:
-            if number == signal.SIGINT:
-                grace = 0.0 if self._job is None else self._job.grace
-                self._agent.report(f"got SIGINT; ranks have {grace:g} s to end (Ctrl-C again kills them at once)")
-            self._agent.interrupt(signal.SIGTERM if number == signal.SIGPIPE else number)
-        end = JobEnd(exit_code=128 + number, message=message, interrupted=self._name if message else "")
-        if self._is_launcher and number != signal.SIGPIPE:
-            end = msgspec.structs.replace(end, signal_number=number)
-        self._group.report(JobClosed(number=self._agent.number, record=encode_record(end)))
-
-    def _output_broken(self, cause: str) -> None:
-        """End the job as a shell pipeline ends: without a message, unless there is a ``cause``."""
-        if self.exit_code or not self._is_launcher or self._agent is None or self._agent.number is None:
-            return
-        self.exit_code = 128 + signal.SIGPIPE
-        if cause:
-            self._agent.report(cause)
-        self._end_job(signal.SIGPIPE, "")
 
     async def _live(
         self, join: tuple[str, ...], reaper: ReaperClient, directory: Path, observers: Observers
@@ -202,13 +142,13 @@ class AgentProcess:
             entry = self._entry(agent.address)
             self._view.own = agent.watch
             agent.on_output = observers.add_output
-            agent.on_broken_output = self._output_broken
+            agent.on_world = self._view.began
             for text in self._unreported:
                 agent.report(text)
             self._unreported.clear()
             async with serve_watch(entry, self._environment, self._view, reaper, report=agent.report):
                 end = await agent.run()
-            self.exit_code = self.exit_code or agent.failure[0]
+            self._failed_late = agent.failure[0]
             if not group.is_dismissed:
                 return end, None
             others = [host.address for host in (await group.status()).hosts if host.name != self._name]
@@ -252,6 +192,7 @@ class AgentProcess:
             is_for_one_job=self._is_for_job,
         )
         self._agent, self._group = part.agent, part.group
+        self.ending.attach(part.group, part.agent)
         if self._job is not None:
             await self._open(part.group, part.control, self._job)
         return part.group, part.agent
@@ -267,7 +208,7 @@ class AgentProcess:
             is_witness=self._options.witness,
             node_rank=self._options.node_rank,
             slots=None if self._job is None else self._job.slots,
-            is_launcher=self._is_launcher,
+            is_launcher=self._job is not None and self._job.mode is ElasticMode.RESTART,
             log_directory=None if self._job is None else self._job.log_directory,
             post_mortem=self._options.post_mortem,
         )
@@ -342,7 +283,7 @@ def _state_directory(options: AgentOptions, reaper: ReaperClient) -> Iterator[Pa
         directory = Path(tempfile.mkdtemp(prefix="asyncpar-votes-"))
         reaper.add_path(directory)
     else:
-        directory = _given_directory("--state-dir", options.state_dir)
+        directory = usable_directory("--state-dir", options.state_dir)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(directory, descriptor)
@@ -360,14 +301,3 @@ def _lock(directory: Path, descriptor: int) -> None:
         raise UsageError(
             f"--state-dir: {directory} is in use by another agent; give each agent a directory of its own"
         ) from error
-
-
-def _given_directory(option: str, path: str) -> Path:
-    directory = Path(path)
-    try:
-        make_private_folder(directory)
-    except OSError as error:
-        raise UsageError(f"{option}: {directory} cannot be made: {os_reason(error)}") from error
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"{option}: {directory} is not writable")
-    return directory

@@ -10,21 +10,31 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.agents.control_client import ControlClient
+from asyncpar.launch.agents.host_protocol import ShowWorld
 from asyncpar.launch.agents.job_record import ElasticMode, decode_record
 from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
+from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.coordinator_machine import JobPhase
 from asyncpar.launch.host_watch import ENDED, HostWatch
-from asyncpar.net.membership.world_messages import WorldStatus
+from asyncpar.net.membership.world_messages import WorldStatus, shown_host
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.alarms import find_alarms
-from asyncpar.observe.summary import MOST_PAST, HostSummary, JobSummary, RankAnswer, RankReport, unpack
+from asyncpar.observe.summary import (
+    MOST_PAST,
+    HostSummary,
+    JobSummary,
+    PastGeneration,
+    RankAnswer,
+    RankReport,
+    unpack,
+)
 
 _ANSWER_SECONDS: Final = 1.8
 """Seconds that agents may take; they report ranks that do not answer before that, and commands wait longer."""
@@ -48,6 +58,12 @@ class GroupNow:
     job: str = ""
     command: tuple[str, ...] = ()
     phase: str = ""
+    nnodes: int = 0
+    """The number of hosts if it is fixed, otherwise 0."""
+
+
+AskHost = Callable[[str, str, ObserveRequest], Awaitable[HostObserved | None]]
+"""Asks the agent of a host, by name and address; None: it does not answer."""
 
 
 def group_of_status(status: WorldStatus) -> GroupNow:
@@ -55,10 +71,12 @@ def group_of_status(status: WorldStatus) -> GroupNow:
     record = None if status.job is None else decode_record(status.job.record)
     number = 0 if status.job is None else status.job.number
     is_closed = status.closed is not None and status.closed.number == number
-    slots = 1 if record is None or record.mode is ElasticMode.RANKS else record.slots  # otherwise a member is a host
+    is_restarted = record is not None and record.mode is ElasticMode.RESTART  # then a member is a host
     ranks: dict[str, tuple[int, ...]] = {}
-    for place, member in enumerate(() if status.world is None else status.world.members):
-        ranks[member.host] = (*ranks.get(member.host, ()), *range(place * slots, (place + 1) * slots))
+    first = 0
+    for member in () if status.world is None else status.world.members:
+        after = first + (msgspec.json.decode(member.address, type=HostRanks).slots if is_restarted else 1)
+        ranks[member.host], first = (*ranks.get(member.host, ()), *range(first, after)), after
     return GroupNow(
         hosts={host.name: host.address for host in status.hosts if not host.is_witness},
         ranks=ranks,
@@ -68,6 +86,7 @@ def group_of_status(status: WorldStatus) -> GroupNow:
         job="" if record is None else record.name,
         command=() if record is None else (record.program, *record.arguments),
         phase=_phase(number, is_running=not is_closed, has_ranks=bool(ranks)),
+        nnodes=record.most_hosts if record is not None and record.is_fixed else 0,
     )
 
 
@@ -104,22 +123,34 @@ def _phase(number: int, *, is_running: bool, has_ranks: bool) -> str:
 class GroupWatch:
     """A `ShownJob` of the job that agents run; ``base`` has the constant fields, ``know`` returns the current group.
 
-    The ranks of the host ``name`` are those of ``own``; "" and None where no agent runs in this process.
+    The ranks of the host ``name`` are those of ``own``; "" and None where no agent runs in this process.  ``ask`` asks
+    those of other hosts.
     """
 
     base: JobSummary
     know: Callable[[], Awaitable[GroupNow]]
-    credentials: Credentials
+    ask: AskHost
     name: str = ""
     own: HostWatch | None = None
     _reports: dict[str, tuple[HostSummary, float]] = field(default_factory=dict)
     """By host: its last report, and the time of it."""
+    _has_worlds: bool = False
+    """Whether the ranks start again with every world."""
     _job: tuple[int, float] = (0, 0.0)
     """The number of the last job, and the time when it was first seen."""
 
     def changed(self, **fields: object) -> None:
         """See ``ShownJob``."""
         self.base = msgspec.structs.replace(self.base, **fields)
+
+    def began(self, world: ShowWorld) -> None:
+        """Show that ranks begin which start again with every world."""
+        past = self.base.past
+        if world.reason:
+            ended = PastGeneration(generation=world.generation - 1, time=time.time(), reason=world.reason)
+            past = (*past, ended)[-MOST_PAST:]
+        self._has_worlds = True
+        self.changed(generation=world.generation, world_size=world.size, restarts=world.restarts, past=past)
 
     async def status(self) -> JobSummary:
         """See ``JobWatch``.  Alarms name the hosts whose agents do not answer, with their ranks."""
@@ -134,16 +165,15 @@ class GroupWatch:
         job = msgspec.structs.replace(
             self.base,
             job=known.job or self.base.job,
-            command=known.command or self.base.command,
+            command=self.base.command or known.command,
             time=time.time(),
             started=self._started(known),
             phase=known.phase or self.base.phase,
-            nnodes=len(known.hosts),
+            nnodes=known.nnodes or len(known.hosts),
             world_size=known.world_size,
             generation=known.generation,
             hosts=tuple(latest_ranks(reports, known.generation if known.phase == JobPhase.RUNNING else 0)),
-            restarts=sum(host.restarts for host in reports),
-            past=tuple(sorted((one for host in reports for one in host.past), key=lambda one: one.time)[-MOST_PAST:]),
+            **({} if self._has_worlds else _restarts_of(reports)),
         )
         return msgspec.structs.replace(job, alarms=(*self._name_silent(known, answers), *find_alarms(job)))
 
@@ -157,8 +187,8 @@ class GroupWatch:
                 collected += answer.ranks
             else:
                 lost = (rank for rank in self._ranks_of(host, known) if wanted is None or rank in wanted)
-                collected += [RankAnswer(rank=rank, host=host, error=_NO_ANSWER) for rank in lost]
-        holders = {rank: host for host, held in known.ranks.items() for rank in held}
+                collected += [RankAnswer(rank=rank, host=shown_host(host), error=_NO_ANSWER) for rank in lost]
+        holders = {rank: shown_host(host) for host, held in known.ranks.items() for rank in held}
         seen = {(answer.rank, answer.host) for answer in collected}
         return sorted(
             (  # of several processes with one rank, the one in the last world counts
@@ -187,14 +217,11 @@ class GroupWatch:
     async def _ask_host(self, host: str, address: str, request: ObserveRequest) -> HostObserved | None:
         if self.own is not None and host == self.name:
             return await request.answer(self.own)
-        client, ranks = ControlClient(address, self.credentials, seconds=_ANSWER_SECONDS), list[RankAnswer]()
-        try:
-            while (answer := await client.observe(request)).rest:
-                ranks += answer.ranks
-                request = msgspec.structs.replace(request, ranks=answer.rest)
-        except AsyncparError:
-            return None
-        return msgspec.structs.replace(answer, ranks=(*ranks, *answer.ranks))
+        ranks = list[RankAnswer]()
+        while (answer := await self.ask(host, address, request)) is not None and answer.rest:
+            ranks += answer.ranks
+            request = msgspec.structs.replace(request, ranks=answer.rest)
+        return None if answer is None else msgspec.structs.replace(answer, ranks=(*ranks, *answer.ranks))
 
     def _ranks_of(self, host: str, known: GroupNow) -> tuple[int, ...]:
         """Return the ranks of a host that does not answer: those in the last world, or those of its last report."""
@@ -209,8 +236,27 @@ class GroupWatch:
             if answer is None:
                 ranks = self._ranks_of(host, known)
                 of_ranks = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
-                lines.append(f"the agent{of_ranks} on {host} ({known.hosts[host]}) does not answer; look on that host")
+                where = f"{shown_host(host)} ({known.hosts[host]})" if known.hosts[host] else shown_host(host)
+                lines.append(f"the agent{of_ranks} on {where} does not answer; look on that host")
         return lines
+
+
+def ask_with(credentials: Credentials) -> AskHost:
+    """Return a function that asks the agents of hosts at their addresses."""
+
+    async def ask(_host: str, address: str, request: ObserveRequest) -> HostObserved | None:
+        try:
+            return await ControlClient(address, credentials, seconds=_ANSWER_SECONDS).observe(request)
+        except AsyncparError:
+            return None
+
+    return ask
+
+
+def _restarts_of(hosts: Iterable[HostSummary]) -> dict[str, Any]:
+    """Return the restarts of ranks that live on when others start again, each by itself."""
+    past = sorted((one for host in hosts for one in host.past), key=lambda one: one.time)
+    return {"restarts": sum(host.restarts for host in hosts), "past": tuple(past[-MOST_PAST:])}
 
 
 def latest_ranks(hosts: Iterable[HostSummary], generation: int = 0) -> list[HostSummary]:

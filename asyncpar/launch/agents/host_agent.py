@@ -27,6 +27,7 @@ from asyncpar.launch.agents.host_protocol import (
     PrintLine,
     RankGone,
     RanksOver,
+    ShowWorld,
     SignalRank,
     SlotCommand,
     SlotEvent,
@@ -111,6 +112,9 @@ class HostAgent:
         """Called with the output of ranks; ``b""`` marks the end of a stream."""
         self.on_broken_output: Callable[[str], None] = lambda _cause: None
         """Called when output cannot be shown, with the reason ("": its reader has closed it)."""
+        self.on_world: Callable[[ShowWorld], None] = lambda _world: None
+        """Called when ranks that start again with every world begin."""
+        self._has_interrupted = False
         self._loop = asyncio.get_running_loop()
         self._job: _HostJob | None = None
         self._waiting: list[JobOpened | JobClosed] = []
@@ -168,6 +172,7 @@ class HostAgent:
 
     def interrupt(self, number: int) -> None:
         """Send the signal ``number``, which ends the job, to the ranks of this host; the group is to end the job."""
+        self._has_interrupted = True
         self._feed(InterruptRanks(number))
 
     def kill(self) -> None:
@@ -202,9 +207,11 @@ class HostAgent:
 
     @property
     def crashes(self) -> tuple[RankEnd, ...]:
-        """The ranks that crashed here in the last job, in chronological order, if it was one of ``--elastic ranks``."""
-        machine = None if self._job is None else self._job.machine
-        return machine.failures if isinstance(machine, ElasticRanks) else ()
+        """The ranks that failed in the last job: here, of one of ``--elastic ranks``, in chronological order.
+
+        Of one whose ranks start again with every world, those of all hosts; the one that explains the others is first.
+        """
+        return () if self._job is None else self._job.machine.failures
 
     def ranks(self) -> tuple[RankView, ...]:
         """Return the ranks on this host."""
@@ -323,16 +330,17 @@ class HostAgent:
         own = HostRanks(
             slots=self._slots(record),
             rendezvous=self.address,
-            certified=None if certified is None else certified[: self._slots(record)],
-            role=None if certificates is None else certificates.agent.identity.role.label,
+            certified=None if certified is None or record.is_fixed else certified[: self._slots(record)],
+            role=None if certificates is None or record.is_fixed else certificates.agent.identity.role.label,
             place=self._place.node_rank,
+            master=self._place.master,
         )
         return RestartedRanks(
             number,
             record,
             host=self._place.host,
             own=own,
-            free_port=lambda: free_port(bind),
+            free_port=lambda: free_port(self._place.master or bind),
             draw=_draw,
             parked_within=record.reconnect if self._only_job else None,
             is_launcher=self._place.is_launcher,
@@ -395,6 +403,8 @@ class HostAgent:
                 job.processes.notify_condition(rank, how)
             case NotifyLeader(event):
                 self._group.report(event)
+            case ShowWorld():
+                self.on_world(command)
             case PrintLine(text):
                 self.report(text)
             case RanksOver(end):
@@ -419,10 +429,10 @@ class HostAgent:
                 await job.processes.settle()
         except TimeoutError:  # their output is not read
             await job.processes.close()
-        if self._place.is_launcher and end is not None and end.message:
+        if self._place.is_launcher and not self._place.is_embedded and end is not None and end.message:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS):
-                    await self._print(self._words(end))
+                    await self._print(self.words(end))
         self._explain(job, end or job.end)
         job.is_over = True
         if self.is_leaving or self._only_job:
@@ -440,10 +450,10 @@ class HostAgent:
         how = "is complete" if end.is_complete else f"ends with exit code {end.exit_code}"
         self.report(f"the job {how}" + (f": {end.message}" if end.message else ""))
 
-    def _words(self, end: JobEnd) -> str:
+    def words(self, end: JobEnd) -> str:
         """Return the message of ``end`` as the launcher that was interrupted has it, or any other one."""
-        is_own = end.interrupted == self._place.host
-        return f"ended by {signal.Signals(end.signal_number).name}" if is_own else end.message
+        is_own = self._has_interrupted and end.interrupted
+        return f"ended by {signal.Signals(end.exit_code - 128).name}" if is_own else end.message
 
     def report(self, text: str) -> None:
         """Print a line of the agent's own."""

@@ -171,6 +171,19 @@ class OpenRendezvous:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowWorld:
+    """Show a world of ``size`` ranks that begins, after ``restarts`` of the job.
+
+    ``reason`` is why the ranks of the previous one ended, "" if there was none.
+    """
+
+    generation: int
+    size: int
+    restarts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotifyLeader:
     """Notify the leader of the group."""
 
@@ -198,6 +211,7 @@ SlotCommand = (
     | WriteToRank
     | GrantLease
     | OpenRendezvous
+    | ShowWorld
     | AnnounceExit
     | NotifyRanks
     | NotifyOfCondition

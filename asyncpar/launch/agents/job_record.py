@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from asyncpar import __version__
 from asyncpar.errors import ProtocolError
-from asyncpar.launch.options import ProgramKind, StreamChoice
+from asyncpar.launch.options import LaunchOptions, ProgramKind, StreamChoice
 from asyncpar.launch.vitals import SilenceLimits
 from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.membership.world_messages import WorldTerms
@@ -18,6 +19,8 @@ _UNBOUNDED = 7 * 24 * 3600.0
 """Seconds that ranks have to report where silent ones are never ended."""
 _KILL_SECONDS = 6.0
 """Seconds that killed processes have to disappear, and a margin."""
+_FIXED_SECONDS = 15.0
+"""The same where no other host could take the place of one that does not report."""
 
 
 class ElasticMode(StrEnum):
@@ -66,6 +69,8 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     tee: StreamChoice = StreamChoice()
     on_total_loss: OnTotalLoss = OnTotalLoss.CHECKPOINT
     full_traceback: bool = False
+    is_fixed: bool = False
+    """Whether the job ends when any of its hosts is lost, or asked to end."""
 
     @property
     def silence(self) -> SilenceLimits:
@@ -89,8 +94,35 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
             on_total_loss=self.on_total_loss if lives_on else OnTotalLoss.RESTART,
             report_within=min(self.silent_after or self.timeout, _UNBOUNDED)
             if lives_on
-            else self.grace + _KILL_SECONDS,
+            else self.grace + (_FIXED_SECONDS if self.is_fixed else _KILL_SECONDS),
         )
+
+
+def record_of(options: LaunchOptions, **own: Any) -> SubmittedJob:
+    """Return the record of the job of ``options``; ``own`` are the fields that these do not decide."""
+    return SubmittedJob(
+        version=__version__,
+        mode=ElasticMode(options.elastic),
+        arguments=options.arguments,
+        kind=options.kind,
+        spares=options.spares,
+        least_hosts=options.least_nnodes or options.nnodes,
+        most_hosts=options.nnodes,
+        last_call=options.last_call,
+        max_restarts=options.max_restarts,
+        grace=options.grace,
+        timeout=options.timeout,
+        reconnect=options.reconnect,
+        silent_after=options.silent_after,
+        stopped_after=options.stopped_after,
+        busy_after=options.busy_after,
+        transport=options.transport,
+        redirects=options.redirects,
+        tee=options.tee,
+        on_total_loss=OnTotalLoss(options.on_total_loss or OnTotalLoss.CHECKPOINT),
+        full_traceback=options.full_traceback,
+        **own,
+    )
 
 
 OPTIONS: Final = (
@@ -107,6 +139,7 @@ OPTIONS: Final = (
         "grace": "--grace-period",
         "timeout": "--rdzv-timeout",
         "reconnect": "--reconnect-within",
+        "is_fixed": "--nnodes",
     }
     | {
         name: f"--{name.replace('_', '-')}"

@@ -29,7 +29,7 @@ def open_remains(
     try:
         remains = PostMortem.open(
             place.post_mortem,
-            job=f"{record.name}.{number}",
+            job=record.name if place.is_launcher else f"{record.name}.{number}",
             host=place.host,
             command=(record.program, *record.arguments),
             environment={**place.environment, **record.environment},

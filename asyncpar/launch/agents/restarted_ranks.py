@@ -19,6 +19,7 @@ import msgspec
 
 from asyncpar.core.addresses import split_address
 from asyncpar.core.observe.agent_line import Loss
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.launch.agents.host_protocol import (
     AbandonRank,
     HostTick,
@@ -30,6 +31,7 @@ from asyncpar.launch.agents.host_protocol import (
     RankGone,
     RankPlace,
     RanksOver,
+    ShowWorld,
     SignalRank,
     SlotCommand,
     SlotEvent,
@@ -44,6 +46,7 @@ from asyncpar.launch.agents.restarted_world import (
     EndNotice,
     HostRanks,
     HostReadiness,
+    LeftNotice,
     LossNotice,
     Notice,
     RestartedWorld,
@@ -52,7 +55,7 @@ from asyncpar.launch.agents.restarted_world import (
     encode_notice,
     name_notice,
 )
-from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.failure import RankEnd, describe_cause
 from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.vitals import Condition, RankState, SilentRanks, describe_state
 from asyncpar.launch.wait_board import WaitReport, name_missing
@@ -62,6 +65,7 @@ from asyncpar.net.membership.world_messages import (
     ChangePending,
     HostDismissed,
     HostDraining,
+    HostLost,
     HostParked,
     JobClosed,
     JobStopped,
@@ -72,11 +76,13 @@ from asyncpar.net.membership.world_messages import (
     MemberProgressed,
     MemberReady,
     MemberReported,
+    MembersWanted,
     MemberWaits,
     WorldAnnounced,
     WorldEnded,
     WorldNotice,
     WorldStarted,
+    shown_host,
 )
 
 _ANSWER_SECONDS = 3.0
@@ -128,8 +134,12 @@ class RestartedRanks:
         """When an interrupted launcher without ranks ends although it cannot learn that the job has."""
         self._hosts: int | None = None
         """The number of hosts of the last world that has started."""
+        self._reason = ""
+        """Why the ranks of the last world ended."""
+        self._last: JobEnd | None = None
+        """The end of the job if there can be no further world."""
         self._described = ""
-        """The failure on another host, which that one may take for the end of the job: then it is not printed twice."""
+        """The failure in the last world, which a launcher prints as the next one begins, or as the end of the job."""
         self._is_parked = False
         self._give_up_at: float | None = None
         self._leave_at: float | None = None
@@ -165,6 +175,11 @@ class RestartedRanks:
         """Always empty: ranks that start with their world are soon there."""
         return frozenset()
 
+    @property
+    def failures(self) -> tuple[RankEnd, ...]:
+        """The ranks of all hosts that have failed in the last world; the one that explains the others comes first."""
+        return () if self._world is None else self._world.all_failures
+
     def begin(self, now: float) -> list[SlotCommand]:  # noqa: ARG002
         """See ``SlotsMachine``."""
         return self._arrive()
@@ -184,7 +199,7 @@ class RestartedRanks:
                 commands = self._asked_to_end(event, now)
             case HostTick():
                 commands = self._tick(now)
-            case JobClosed() | JobStopped() | HostDismissed():
+            case JobClosed() | JobStopped() | HostDismissed() | HostLost() | MembersWanted():
                 commands = self._job_changed(event, now)
             case HostParked(why):
                 commands = self._park(bool(why), now)
@@ -249,9 +264,14 @@ class RestartedRanks:
     def _judge(self, announced: WorldAnnounced, now: float) -> JobEnd | None:
         """Count failures that no change of hosts explains; return the end of the job if there were too many.
 
-        Ranks that lose each other although all are there would otherwise start again for ever.
+        Ranks that lose each other although all are there would otherwise start again for ever.  Where the number of
+        hosts is fixed, the first one decides, now that all ranks have ended and it is known what else has failed.
         """
         end, self._unexplained = self._unexplained, None
+        if end is not None and self._record.is_fixed and self._world is not None:
+            _, end = self._world.judge()
+            self._described = end.message
+            return end if self._leads and not self._count(now) else None
         is_same = not announced.change.left and not announced.change.joined
         return end if end is not None and is_same and not self._count(now) else None
 
@@ -275,7 +295,8 @@ class RestartedRanks:
         first, offset, size, certified = world.hosts[0], world.offset, world.size, world.certified
         world.has_started, world.running = True, set(range(self._own.slots))
         before, self._hosts = self._hosts, len(world.members)
-        printed: list[SlotCommand] = []
+        reason = "" if before is None else self._reason
+        printed: list[SlotCommand] = [ShowWorld(world.announced.generation, size, self._restarts, reason)]
         if self._is_launcher and before is not None:
             printed += [PrintLine(self._described)] if self._described else []
             self._described = ""
@@ -293,7 +314,7 @@ class RestartedRanks:
                     group_rank=world.members.index(str(self._member)),
                     group_world_size=len(world.members),
                     rendezvous=first.rendezvous,
-                    master_addr=split_address(first.rendezvous)[0],
+                    master_addr=first.master or split_address(first.rendezvous)[0],
                     master_port=ready[0].port,
                     restarts=self._restarts,
                     certified=certified,
@@ -310,9 +331,11 @@ class RestartedRanks:
         assert world is not None
         if world.is_over or self._end is not None:
             return []
-        world.is_over, world.why = True, why
+        world.is_over, world.why, self._reason = True, why, why
         if not world.running:
             return self._report()
+        if world.has_signalled:  # for the failure that is the reason
+            return []
         world.kill_at = now + self._record.grace
         return [PrintLine(f"{why}; stopping all ranks"), *self._signal(signal.SIGTERM)]
 
@@ -354,9 +377,14 @@ class RestartedRanks:
     def _noticed(self, given: MemberNotice, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        if world.is_over or not world.is_new(given.member, given.name, given.number):
+        if not world.is_new(given.member, given.name, given.number):
             return []
-        match decode_notice(given.content):
+        notice = decode_notice(given.content)
+        if world.is_over:
+            if isinstance(notice, EndNotice) and given.member != self._member:
+                world.add_late(replace(notice.end, at=now))
+            return []
+        match notice:
             case EndNotice(end):
                 return self._rank_ended(given.member, end, now)
             case ConditionNotice(rank, how):
@@ -368,6 +396,9 @@ class RestartedRanks:
                 return [] if is_own else [PrintLine(f"rank {loss.rank} {loss.how}; killing it"), NotifyRanks(loss)]
             case WaitsNotice(report):
                 return self._rank_waits(report, now)
+            case LeftNotice(rank):
+                world.left.add(rank)
+                return []
             case DoneNotice():
                 world.done_hosts.add(given.member)
                 is_complete = world.done_hosts.issuperset(world.members)
@@ -411,7 +442,18 @@ class RestartedRanks:
         assert world is not None
         is_reason = bool(end.returncode) and not end.is_peer_error and not world.has_signalled
         world.add_end(end, now)
-        return [NotifyRanks(Loss(end.rank, end.host, end.ending))] if is_reason else []
+        if not is_reason:
+            return []
+        return [*self._announce_stop(end), NotifyRanks(Loss(end.rank, end.host, end.ending))]
+
+    def _announce_stop(self, first: RankEnd) -> list[SlotCommand]:
+        """Print once why the ranks that still run here are stopped."""
+        world = self._world
+        assert world is not None
+        if world.has_announced_stop or not world.running:
+            return []
+        world.has_announced_stop = True
+        return [PrintLine(f"rank {first.rank} on {first.host} {first.ending}; stopping all ranks")]
 
     def _state_changed(self, slot: int, state: RankState, now: float) -> list[SlotCommand]:
         world = self._world
@@ -419,12 +461,15 @@ class RestartedRanks:
             return []
         state = replace(state, rank=world.offset + slot)
         world.silent.take(state, now=now)
-        before = world.conditions.get(slot, Condition.WELL)
-        if state.condition is before:
-            return []
+        commands: list[SlotCommand] = []
+        if state.phase is Phase.LEFT and world.phases.get(slot) is Phase.MEMBER:  # otherwise it never got that far
+            commands += self._notify(LeftNotice(state.rank))
+        world.phases[slot] = state.phase
+        if state.condition is world.conditions.get(slot, Condition.WELL):
+            return commands
         world.conditions[slot] = state.condition
-        printed = PrintLine(describe_state(state, self._record.silence))
-        return [printed, *self._notify(ConditionNotice(state.rank, state.describe()))]
+        commands.append(PrintLine(describe_state(state, self._record.silence)))
+        return [*commands, *self._notify(ConditionNotice(state.rank, state.describe()))]
 
     def _give_up(self, rank: int, how: str) -> list[SlotCommand]:
         world = self._world
@@ -465,6 +510,8 @@ class RestartedRanks:
 
     def _interrupt(self, number: int, now: float) -> list[SlotCommand]:
         """Pass on a signal that this launcher got; the job ends with it."""
+        if self._interrupted is not None:
+            return self._signal(number)
         self._interrupted = number
         if self._world is None or not self._world.running:
             self._alone_at = now + _ANSWER_SECONDS
@@ -502,22 +549,24 @@ class RestartedRanks:
     def _failed(self, now: float) -> list[SlotCommand]:
         world = self._world
         assert world is not None
+        world.blame_leavers(now)
         first, end = world.judge()
-        is_own = not first.is_peer_error and world.is_here(first.rank)
+        if world.lost_hosts and self._leads:
+            return self._close(end)
+        is_own = not (first.is_peer_error or self._record.is_fixed) and world.is_here(first.rank)
         if is_own and not self._count(now):
             return self._close(end)
-        self._unexplained = end if first.is_peer_error else None
+        self._last, self._reason = end, describe_cause([first])
+        self._unexplained = end if first.is_peer_error or self._record.is_fixed else None
         world.why = world.why or f"rank {first.rank} on {first.host} {first.ending}"
         if world.is_over:
             return self._report()
         world.is_over = True
         count = f" (restart {self._budget.crashes(_JOB)} of {self._budget.most})" if is_own else ""
         printed: list[SlotCommand] = []
-        if is_own or (first.is_peer_error and not self._is_launcher):
-            printed.append(PrintLine(end.message))
-        if not self._is_launcher and printed:
-            printed.append(PrintLine(f"{world.why}; starting all ranks again{count}"))
-        self._described = "" if is_own else end.message
+        if not self._is_launcher and (is_own or first.is_peer_error):
+            printed = [PrintLine(end.message), PrintLine(f"{world.why}; starting all ranks again{count}")]
+        self._described = end.message
         return [*printed, *self._report()]
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -540,8 +589,9 @@ class RestartedRanks:
         if world is not None and world.stop_at is not None and now >= world.stop_at:
             world.stop_at = None
             if world.running:
+                world.blame_leavers(now)
                 first, _ = world.judge()
-                commands.append(PrintLine(f"rank {first.rank} on {first.host} {first.ending}; stopping all ranks"))
+                commands += self._announce_stop(first)
             commands += self._stop(now)
             if not (world.running or world.is_over):  # they had ended before a rank of another host has failed
                 commands += self._failed(now)
@@ -558,8 +608,15 @@ class RestartedRanks:
     def _close(self, end: JobEnd) -> list[SlotCommand]:
         return [NotifyLeader(JobClosed(number=self._number, record=encode_record(end)))]
 
-    def _job_changed(self, event: JobClosed | JobStopped | HostDismissed, now: float) -> list[SlotCommand]:
+    def _job_changed(
+        self, event: JobClosed | JobStopped | HostDismissed | HostLost | MembersWanted, now: float
+    ) -> list[SlotCommand]:
         match event:
+            case HostLost(host, why):
+                return self._lose_host(host, why, now)
+            case MembersWanted() if self._record.is_fixed and self._leads and self._end is None:
+                late = f"ranks still run {self._record.terms.report_within:g} s after they were asked to end"
+                return self._close(self._last or JobEnd(exit_code=1, message=late))
             case JobClosed(number=number, record=content) if number == self._number and self._end is None:
                 end = self._end = decode_end(content)
                 self._arrive_at = None
@@ -570,6 +627,28 @@ class RestartedRanks:
             case HostDismissed(why):
                 return self._dismissed(why, now)
         return []
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this host is the first one of the world, which speaks for those that are lost."""
+        return self._world is not None and self._world.members[0] == self._member
+
+    def _lose_host(self, host: str, why: str, now: float) -> list[SlotCommand]:
+        """Fail with the ranks of a lost host; the first host then ends the job, which cannot do without any."""
+        world = self._world
+        if world is None or self._end is not None:
+            return []
+        lost = world.lose_host(host, why, now)
+        if world.is_over or not world.has_started:  # no rank of it fails any more
+            end = self._last or JobEnd(exit_code=1, message=f"the launcher on {shown_host(host)} is lost: {why}")
+            return self._close(end) if self._leads else []
+        if self._interrupted is not None:
+            return []
+        commands: list[SlotCommand] = []
+        for rank_end in lost:
+            commands += [AnnounceExit(rank_end.generation, rank_end.rank, rank_end.ending)] if self._leads else []
+            commands += self._add_end(rank_end, now)
+        return commands
 
     def _park(self, is_parked: bool, now: float) -> list[SlotCommand]:
         self._is_parked, self._give_up_at = is_parked, None

@@ -7,22 +7,26 @@ from dataclasses import dataclass, field
 import msgspec
 
 from asyncpar.core.observe.agent_line import Loss
+from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.errors import ProtocolError
 from asyncpar.launch.agents.job_record import JobEnd
-from asyncpar.launch.failure import RankEnd, add_leavers, choose_first, describe
+from asyncpar.launch.failure import LEFT_EARLY, RankEnd, add_leavers, choose_first, describe
 from asyncpar.launch.vitals import NO_LIMITS, Condition, SilentRanks
 from asyncpar.launch.wait_board import WaitBoard, WaitReport
-from asyncpar.net.membership.world_messages import WorldAnnounced
+from asyncpar.net.membership.world_messages import PlacedMember, WorldAnnounced, shown_host
 
 _REASON_SECONDS = 0.3
 """Seconds from the failure of a rank until the others are ended, in which those that lost it can report it."""
+_BLAME_SECONDS = 1.0
+"""Additional seconds for the failure of a rank that others blame, as long as no other failure explains theirs."""
 
 
 class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that a host adds to a world, as all members receive it; ``rendezvous`` is the one its agent serves.
 
     Where there are certificates, ``certified`` has the numbers in those of the ranks, and ``role`` the label of the
-    role in the agent's.  ``place`` is the place that the host asks for in the first world.
+    role in the agent's.  ``place`` is the place that the host asks for in the first world, ``master`` its
+    ``MASTER_ADDR`` ("": the address of the rendezvous).
     """
 
     slots: int
@@ -30,6 +34,7 @@ class HostRanks(msgspec.Struct, frozen=True, kw_only=True):
     certified: tuple[int, ...] | None = None
     role: str | None = None
     place: int | None = None
+    master: str = ""
 
 
 class HostReadiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +72,17 @@ class WaitsNotice(msgspec.Struct, frozen=True, tag="waits"):
     report: WaitReport
 
 
+class LeftNotice(msgspec.Struct, frozen=True, tag="left"):
+    """A rank has left the world; its process still runs."""
+
+    rank: int
+
+
 class DoneNotice(msgspec.Struct, frozen=True, tag="done"):
     """All ranks of a host have ended with code 0."""
 
 
-Notice = EndNotice | ConditionNotice | LossNotice | WaitsNotice | DoneNotice
+Notice = EndNotice | ConditionNotice | LossNotice | WaitsNotice | LeftNotice | DoneNotice
 
 
 def name_notice(notice: Notice) -> str:
@@ -85,6 +96,8 @@ def name_notice(notice: Notice) -> str:
             return f"loss {loss.rank}"
         case WaitsNotice(report):
             return f"waits {report.rank}"
+        case LeftNotice(rank):
+            return f"left {rank}"
         case DoneNotice():
             return "done"
 
@@ -118,10 +131,15 @@ class RestartedWorld:
     done: list[RankEnd] = field(default_factory=list)
     done_hosts: set[str] = field(default_factory=set)
     """The members whose ranks have all ended with code 0."""
+    left: set[int] = field(default_factory=set)
+    """Ranks of all hosts that have left the world."""
+    lost_hosts: set[str] = field(default_factory=set)
     given_up: dict[int, str] = field(default_factory=dict)
     """By slot: how a rank was that was killed for it."""
     conditions: dict[int, Condition] = field(default_factory=dict)
     """The conditions of ranks of this host that were reported, by slot."""
+    phases: dict[int, Phase | None] = field(default_factory=dict)
+    """The phases of ranks of this host, by slot."""
     silent: SilentRanks = field(default_factory=lambda: SilentRanks(NO_LIMITS))
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     """The number of the last notice of each name of each member."""
@@ -130,6 +148,7 @@ class RestartedWorld:
     """The ranks whose wait for the world this host has explained to the others, with the rank that is missing."""
     has_started: bool = False
     is_over: bool = False
+    has_announced_stop: bool = False
     has_signalled: bool = False
     why: str = ""
     stop_at: float | None = None
@@ -187,10 +206,55 @@ class RestartedWorld:
         if not end.returncode:
             self.done.append(end)
         elif self.has_signalled:
-            self.late += [end] if end.report is not None or end.lost else []
+            self.add_late(end)
         else:
             self.failures.append(end)
-            self.stop_at = now + _REASON_SECONDS if self.stop_at is None else self.stop_at
+            is_explained = not all(failure.is_peer_error for failure in self.failures)
+            stop_at = now + _REASON_SECONDS + (0.0 if is_explained else _BLAME_SECONDS)
+            self.stop_at = stop_at if self.stop_at is None else min(self.stop_at, stop_at)
+
+    def add_late(self, end: RankEnd) -> None:
+        """Record the end of a rank after it was asked to end, if it has something to report."""
+        if end.returncode and (end.report is not None or end.lost):
+            self.late.append(end)
+
+    @property
+    def all_failures(self) -> tuple[RankEnd, ...]:
+        """The ranks that have failed: the one that explains the others, then those in order of time."""
+        if not self.failures:
+            return ()
+        first, _ = self.judge()
+        others = [end for end in (*self.failures, *self.late) if end is not first]
+        return (first, *sorted(others, key=lambda end: (end.at, end.rank)))
+
+    def blame_leavers(self, now: float) -> None:
+        """Add ranks that have left the world and still run to the failures that name them, if nothing else does."""
+        ended = {end.rank for end in (*self.failures, *self.late, *self.done)}
+        if not self.failures or not all(failure.is_peer_error for failure in self.failures):
+            return
+        for rank in sorted({failure.blames for failure in self.failures if failure.blames in self.left - ended}):
+            self.failures.append(self.lost_rank(rank, LEFT_EARLY, now))
+
+    def lose_host(self, host: str, why: str, now: float) -> list[RankEnd]:
+        """Record the loss of ``host``; return the ends of its ranks that have not ended before."""
+        self.lost_hosts.add(host)
+        ended = {end.rank for end in (*self.failures, *self.late, *self.done)}
+        ranks = [rank for rank in range(self.size) if self._placed(rank).host == host and rank not in ended]
+        return [self.lost_rank(rank, why, now) for rank in ranks]
+
+    def lost_rank(self, rank: int, why: str, now: float) -> RankEnd:
+        """Return the end of a rank that is lost to the others, though its process may still run."""
+        first = next(number for number in range(self.size) if self._placed(number) is self._placed(rank))
+        return RankEnd(
+            generation=self.announced.generation,
+            rank=rank,
+            local_rank=rank - first,
+            host=self.host_of(rank),
+            pid=0,
+            returncode=1,
+            at=now,
+            lost=why,
+        )
 
     def judge(self) -> tuple[RankEnd, JobEnd]:
         """Return the failure that explains the others, of all hosts, and the end of the job if it is the last one."""
@@ -199,12 +263,13 @@ class RestartedWorld:
         return first, JobEnd(exit_code=first.exit_code, message=describe(failures, self.late))
 
     def host_of(self, rank: int) -> str:
-        """Return the name of the host of ``rank``."""
-        for placed, ranks in zip(self.announced.members, self.hosts, strict=True):
-            rank -= ranks.slots
-            if rank < 0:
-                return placed.host
-        return ""
+        """Return the name of the host of ``rank``, "" if there is no such rank."""
+        return shown_host(self._placed(rank).host) if 0 <= rank < self.size else ""
+
+    def _placed(self, rank: int) -> PlacedMember:
+        """Return the host, as a member, of ``rank``."""
+        of_hosts = zip(self.announced.members, self.hosts, strict=True)
+        return [placed for placed, own in of_hosts for _ in range(own.slots)][rank]
 
     def is_here(self, rank: int) -> bool:
         """Return whether ``rank`` is one of this host."""

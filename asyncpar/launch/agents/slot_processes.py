@@ -55,7 +55,8 @@ class HostPlace:
 
     ``slots`` is the number of ranks here of jobs that start again with every world, ``log_directory`` where logs of
     ranks are (None: what the job says), ``node_rank`` the place that this host asks for (None: any).  A launcher that
-    acts as the agent of its host ``is_launcher``: it reports as launchers do.
+    acts as the agent of its host ``is_launcher``: it reports as launchers do.  ``rendezvous`` is the address of the
+    rendezvous as this host knows it ("": as the group does), ``master`` its ``MASTER_ADDR`` where it is the first host.
     """
 
     host: str
@@ -69,6 +70,10 @@ class HostPlace:
     log_directory: str | None = None
     node_rank: int | None = None
     is_launcher: bool = False
+    is_embedded: bool = False
+    """Whether the program in whose process the launcher acts shows the end of the job."""
+    rendezvous: str = ""
+    master: str = ""
     post_mortem: str | None = None
     """The directory for the remains of jobs that fail; None: nothing is kept."""
 
@@ -243,7 +248,7 @@ class SlotProcesses:
                 group_world_size=world.group_world_size,
                 master_addr=world.master_addr,
                 master_port=world.master_port,
-                rendezvous=world.rendezvous,
+                rendezvous=own.rendezvous or world.rendezvous,
                 generation=world.generation,
                 restart_count=world.restarts,
                 certified=world.certified,

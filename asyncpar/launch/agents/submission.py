@@ -33,9 +33,9 @@ from asyncpar.launch.agents.agent_process import AgentProcess
 from asyncpar.launch.agents.any_agent import AnyAgent
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.group_credentials import GroupCredentials, find_credentials
-from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_view
-from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob
-from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest, program_version
+from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, ask_with, group_of_view
+from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob, record_of
+from asyncpar.launch.agents.requests import AGENTS_PORT, CancelRequest, SubmitRequest
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.command_line import print_line
 from asyncpar.launch.display import Display, OutputStream, make_display
@@ -48,7 +48,6 @@ from asyncpar.launch.rank_process import rank_command
 from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.checked_settings import check_settings
 from asyncpar.net.membership.host import host_name
-from asyncpar.net.membership.total_loss import OnTotalLoss
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import JobSummary
 
@@ -161,34 +160,15 @@ def make_record(options: LaunchOptions, environment: Mapping[str, str]) -> Submi
         for name, value in environment.items()
         if name.startswith(_SETTINGS_PREFIX) and name not in _NOT_SETTINGS
     }
-    return SubmittedJob(
-        version=program_version(),
+    return record_of(
+        options,
         name=options.job or Path(options.program).name,
-        mode=ElasticMode(options.elastic),
         program=program,
-        arguments=options.arguments,
-        kind=options.kind,
         directory=os.getcwd(),
         environment=settings,
         slots=options.nproc or count_cores(),
-        spares=options.spares,
-        least_hosts=options.least_nnodes or options.nnodes,
-        most_hosts=options.nnodes,
-        last_call=options.last_call,
-        max_restarts=options.max_restarts,
         restart_window=options.restart_window or window,
-        grace=options.grace,
-        timeout=options.timeout,
-        reconnect=options.reconnect,
-        silent_after=options.silent_after,
-        stopped_after=options.stopped_after,
-        busy_after=options.busy_after,
-        transport=options.transport,
         log_directory=None if logs is None else str(logs),
-        redirects=options.redirects,
-        tee=options.tee,
-        on_total_loss=OnTotalLoss(options.on_total_loss or OnTotalLoss.CHECKPOINT),
-        full_traceback=options.full_traceback,
     )
 
 
@@ -211,7 +191,7 @@ class _Submission:
     async def run(self, observers: ObserverOptions) -> int:
         """Submit the job, show it, and return its exit code."""
         base = JobSummary(job=self._record.name, pid=os.getpid(), time=time.time(), started=time.time())
-        watch = GroupWatch(base, self._know, self._credentials)
+        watch = GroupWatch(base, self._know, ask_with(self._credentials))
         watch.changed(command=(self._record.program, *self._record.arguments))
         logs = self._record.log_directory
         directory = None if logs is None else Path(logs)

@@ -46,6 +46,7 @@ _KINDS: dict[str, type[Any]] = {
         worlds.HostDraining,
         worlds.HostLeaving,
         worlds.CommandsWanted,
+        worlds.WorldAnnounced,
         worlds.WorldStarted,
         worlds.WorldEnded,
         worlds.ChangePending,
@@ -55,6 +56,9 @@ _KINDS: dict[str, type[Any]] = {
         worlds.WorldNotice,
         worlds.JobWaits,
         worlds.JobStopped,
+        worlds.HostLost,
+        worlds.ViewWanted,
+        worlds.ViewGiven,
     )
 }
 

@@ -326,6 +326,27 @@ class HostDismissed(msgspec.Struct, frozen=True):
     why: str
 
 
+class HostLost(msgspec.Struct, frozen=True):
+    """``host`` is lost to a job with a fixed number of hosts, with its ranks, because of ``why``: it cannot go on."""
+
+    host: str
+    why: str
+
+
+class ViewWanted(msgspec.Struct, frozen=True):
+    """A request for what the ranks of a host do, which its agent understands; ``request`` numbers them."""
+
+    request: int
+    content: bytes
+
+
+class ViewGiven(msgspec.Struct, frozen=True):
+    """The answer to the ``ViewWanted`` with this number."""
+
+    request: int
+    content: bytes
+
+
 HostCommand = (
     JobOpened
     | JobClosed
@@ -341,6 +362,7 @@ HostCommand = (
     | JobStopped
     | HostParked
     | HostDismissed
+    | HostLost
 )
 
 
@@ -366,6 +388,19 @@ class WorldStatus(msgspec.Struct, frozen=True, kw_only=True):
     job: JobOpened | None = None
     closed: JobClosed | None = None
     parked: str = ""
+
+
+_NUMBER = "#"
+
+
+def number_host(host: str, number: int) -> str:
+    """Return a name for the launcher ``number`` of a job on ``host``, where others may run, too."""
+    return f"{host}{_NUMBER}{number}"
+
+
+def shown_host(name: str) -> str:
+    """Return the host in a name from ``number_host``, or ``name`` itself."""
+    return name.partition(_NUMBER)[0]
 
 
 def describe_full(most_hosts: int) -> str:
@@ -396,4 +431,8 @@ class WorldGroup(Protocol):
 
     async def stop(self) -> None:
         """Leave the group in good order."""
+        ...
+
+    def leave_at_once(self) -> None:
+        """End ``stop`` at once, whatever the others know: they end, too, or a second signal has arrived."""
         ...

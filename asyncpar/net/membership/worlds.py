@@ -57,6 +57,7 @@ from asyncpar.net.membership.world_messages import (
     WorldChange,
     WorldNotice,
     describe_full,
+    shown_host,
 )
 
 LOSSES_WITHIN = 600.0
@@ -189,8 +190,10 @@ def _place(member: str) -> str:
 class WorldMachine:
     """The decisions of the agent that leads, from the decided ``state`` on."""
 
-    def __init__(self, state: GroupState, *, now: float) -> None:
+    def __init__(self, state: GroupState, *, now: float, absent: Callable[[], Sequence[int]] = tuple) -> None:
+        """``absent`` returns the places of the hosts that are missing, as far as they are known."""
         self._state = state
+        self._absent = absent
         self._queue: deque[_Change | CommandHosts] = deque()
         self._is_deciding = False
         self._deferred: list[WorldEvent] = []
@@ -571,14 +574,16 @@ class WorldMachine:
             self._short_since = now if self._short_since is None else self._short_since
             self._waiting = hosts
             self._arrivals.change(now)
-        if text := self._arrivals.report(hosts, least, now):
+        shown, absent = [shown_host(host) for host in hosts], self._absent()
+        if text := self._arrivals.report(shown, least, now, absent=absent):
             self._reports += 1
             self._command(JobWaits(job.number, text, self._reports))
         limit = job.terms.wait_within
         if limit is not None and now - self._short_since >= limit:
+            missing = f"missing: --node-rank {', '.join(map(str, absent))}; " if absent else ""
             self._stop(
-                f"waited {limit:g} s for {least} host{'s' if least != 1 else ''} (--nnodes); present: "
-                f"{', '.join(hosts) or 'nobody'}. Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
+                f"waited {limit:g} s for {least} host{'s' if least != 1 else ''} (--nnodes); {missing}present: "
+                f"{', '.join(shown) or 'nobody'}. Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
             )
 
     def _stop(self, why: str) -> None:

@@ -77,17 +77,18 @@ def launcher_with(asked: Asked) -> AgentProcess:
     options = AgentOptions(listen="127.0.0.1:0")
     credentials = cast("Any", type("Credentials", (), {"rpc": None}))
     process = AgentProcess(options, credentials, cast("Any", None), {}, job=job)
-    process._agent = process._group = cast("Any", asked)  # noqa: SLF001  # it makes them itself as it enters the group
+    process.ending.attach(cast("Any", asked), cast("Any", asked))  # it does so itself as it enters the group
     return process
 
 
 def test_the_second_ctrl_c_kills_the_ranks_of_a_launcher_and_ends_it_though_it_has_entered_the_group_anew() -> None:
     asked = Asked()
     process = launcher_with(asked)
-    process._signalled(signal.SIGINT)  # noqa: SLF001  # what the loop calls for a signal
+    process.ending.signalled(signal.SIGINT)
     assert asked.calls == ["report", f"interrupt {signal.SIGINT}", "report"]
-    anew = process._agent = process._group = cast("Any", Asked())  # noqa: SLF001
-    process._signalled(signal.SIGINT)  # noqa: SLF001
+    anew = cast("Any", Asked())
+    process.ending.attach(anew, anew)
+    process.ending.signalled(signal.SIGINT)
     assert anew.calls == ["report", f"interrupt {signal.SIGINT}", "kill", "leave_at_once"]
 
 
@@ -99,7 +100,7 @@ async def test_a_launcher_that_was_interrupted_does_not_enter_again_a_group_that
     async def live(*_: Any) -> tuple[None, tuple[str, ...]]:
         nonlocal lives
         lives += 1
-        process._signalled(signal.SIGINT)  # noqa: SLF001
+        process.ending.signalled(signal.SIGINT)
         return None, ("127.0.0.1:1",)
 
     monkeypatch.setattr(process, "_live", live)

@@ -17,9 +17,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncpar.launch.agents.group_watch import GroupNow, GroupWatch, group_of_status, group_of_view, latest_ranks
+from asyncpar.launch.agents.group_watch import (
+    GroupNow,
+    GroupWatch,
+    ask_with,
+    group_of_status,
+    group_of_view,
+    latest_ranks,
+)
 from asyncpar.launch.agents.job_record import ElasticMode, encode_record
 from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
+from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView, HostView, JobView, RankView
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.net.membership.world_messages import GroupHost, JobOpened, PlacedMember, WorldStatus
@@ -72,7 +80,7 @@ class Group:
 @pytest.fixture
 def watch() -> GroupWatch:
     base = JobSummary(job="train", pid=1, time=0.0)
-    return GroupWatch(base, Group().know, Credentials(bytes(32)), "one", HostWatch("one"))
+    return GroupWatch(base, Group().know, ask_with(Credentials(bytes(32))), "one", HostWatch("one"))
 
 
 async def test_a_host_whose_agent_does_not_answer_is_named_with_its_ranks(watch: GroupWatch) -> None:
@@ -114,7 +122,9 @@ async def test_the_last_report_of_a_silent_host_is_shown_with_its_age_until_the_
 
 async def test_failures_of_processes_that_others_have_replaced_are_listed_with_their_reasons() -> None:
     own = HostWatch("one")
-    group = GroupWatch(JobSummary(job="train", pid=1, time=0.0), Group().know, Credentials(bytes(32)), "one", own)
+    group = GroupWatch(
+        JobSummary(job="train", pid=1, time=0.0), Group().know, ask_with(Credentials(bytes(32))), "one", own
+    )
     place, others = launched(0), ExitStack()
 
     def start() -> None:
@@ -144,7 +154,9 @@ def test_a_launcher_and_a_member_of_the_group_know_the_same_of_it(mode: str, ran
     record = msgspec.structs.replace(made(ElasticMode(mode), slots=2), program="/train.py", arguments=("3",))
     is_elastic = mode == "ranks"
     names = ("a/0", "a/1", "b/0") if is_elastic else ("a/all", "b/all")
-    world: Any = SimpleNamespace(members=[PlacedMember(name=name, host=name[0]) for name in names], generation=7)
+    address = "" if is_elastic else msgspec.json.encode(HostRanks(slots=2, rendezvous="")).decode()
+    members = [PlacedMember(name=name, host=name[0], address=address) for name in names]
+    world: Any = SimpleNamespace(members=members, generation=7)
     hosts = tuple(GroupHost(name=name, address=f"{name}:1") for name in "ab")
     opened = JobOpened(number=3, terms=record.terms, record=encode_record(record))
     inside = group_of_status(WorldStatus(leader="a", hosts=hosts, world=world, job=opened))

@@ -759,12 +759,13 @@ def test_a_launcher_prints_how_its_ranks_start_again() -> None:
     own = PlacedMember(name="a/all/0", host="a", address='{"slots": 1, "rendezvous": "a:1"}')
     other = PlacedMember(name="b/all/9", host="b", address='{"slots": 1, "rendezvous": "b:1"}')
     host.gone(0, 3)
-    [told] = host.of(PrintLine)
-    assert isinstance(told, PrintLine)
-    assert told.text.startswith("rank 0 failed first: exited with code 3")
+    assert host.of(PrintLine) == []
     host.feed(announced(1, own, other))
     host.feed(WorldStarted(1, READY))
-    assert host.of(PrintLine) == [PrintLine("starting all ranks again on 2 hosts (restart 1)")]
+    why, again = host.of(PrintLine)
+    assert isinstance(why, PrintLine)
+    assert why.text.startswith("rank 0 failed first: exited with code 3")
+    assert again == PrintLine("starting all ranks again on 2 hosts (restart 1)")
 
 
 def test_a_rank_that_the_others_do_not_admit_is_named_once_and_starts_again_ever_later() -> None:

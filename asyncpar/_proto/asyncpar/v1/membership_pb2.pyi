@@ -7,6 +7,46 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class HostFrame(_message.Message):
+    __slots__ = ("hello", "welcome", "content", "number", "received")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    hello: HostHello
+    welcome: HostWelcome
+    content: bytes
+    number: int
+    received: int
+    def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., welcome: _Optional[_Union[HostWelcome, _Mapping]] = ..., content: _Optional[bytes] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+
+class HostHello(_message.Message):
+    __slots__ = ("job", "nnodes", "node_rank", "host", "version", "session")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NNODES_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    nnodes: int
+    node_rank: int
+    host: str
+    version: str
+    session: bytes
+    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
+
+class HostWelcome(_message.Message):
+    __slots__ = ("resumed", "refusal", "exit_code")
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    resumed: bool
+    refusal: str
+    exit_code: int
+    def __init__(self, resumed: _Optional[bool] = ..., refusal: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
 class Member(_message.Message):
     __slots__ = ("rank", "host", "host_id", "local_rank", "address")
     RANK_FIELD_NUMBER: _ClassVar[int]

@@ -169,3 +169,79 @@ class Coordinator:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class FirstHostStub:
+    """The hosts of a job whose number is fixed: the first one decides, and serves this.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Attend = channel.stream_stream(
+                '/asyncpar.v1.FirstHost/Attend',
+                request_serializer=asyncpar_dot_v1_dot_membership__pb2.HostFrame.SerializeToString,
+                response_deserializer=asyncpar_dot_v1_dot_membership__pb2.HostFrame.FromString,
+                _registered_method=True)
+
+
+class FirstHostServicer:
+    """The hosts of a job whose number is fixed: the first one decides, and serves this.
+    """
+
+    def Attend(self, request_iterator, context):
+        """One stream per other host, open for as long as it takes part.  Each connection begins with HostHello and HostWelcome.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_FirstHostServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Attend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=asyncpar_dot_v1_dot_membership__pb2.HostFrame.FromString,
+                    response_serializer=asyncpar_dot_v1_dot_membership__pb2.HostFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'asyncpar.v1.FirstHost', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('asyncpar.v1.FirstHost', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class FirstHost:
+    """The hosts of a job whose number is fixed: the first one decides, and serves this.
+    """
+
+    @staticmethod
+    def Attend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/asyncpar.v1.FirstHost/Attend',
+            asyncpar_dot_v1_dot_membership__pb2.HostFrame.SerializeToString,
+            asyncpar_dot_v1_dot_membership__pb2.HostFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
