@@ -1,7 +1,7 @@
 """Whatever holds a job up is named with its rank, place and cause within 12 s: on the simulated clock of the monitors.
 
-The machines are those of production: the agent's look at a process, the coordinator's board, and the summaries that
-commands and the page read.  What arrives from a rank arrives when its settings say.
+The machines are those of production: the agent's look at a process, the board of waits, and the summaries that commands
+and the page read.  What arrives from a rank arrives when its settings say.
 """
 
 from __future__ import annotations
@@ -18,19 +18,9 @@ from asyncpar.core.observe.rank_observer import WAIT_SECONDS
 from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.core.observe.waits import WaitNotice
 from asyncpar.dashboard.picture import Painter
+from asyncpar.launch.agents.host_protocol import StateChanged, WaitChanged
 from asyncpar.launch.commands.job_text import show_job
-from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings
 from asyncpar.launch.host_watch import LOOK_SECONDS as ASKED_EVERY
-from asyncpar.launch.protocol import (
-    AgentArrived,
-    AgentHello,
-    Announcement,
-    Command,
-    CoordinatorTick,
-    RankChanged,
-    RankReported,
-    SendOrder,
-)
 from asyncpar.launch.vitals import LOOK_SECONDS, Condition, ProcessSample, Vitals
 from asyncpar.launch.vitals import RankState as State
 from asyncpar.launch.wait_board import WaitReport
@@ -42,6 +32,7 @@ from asyncpar.observe.summary import (
     RankReport,
     RankSummary,
 )
+from tests.launch.agents.test_restarted_hosts import Cluster
 
 RIGHT_WITHIN: Final = 12.0
 CULPRIT: Final = 1
@@ -75,14 +66,18 @@ class SimulatedJob:
 
     def __init__(self, fault: Fault) -> None:
         self.now = -BEFORE
-        self.printed: list[str] = []
         self._fault = fault
         self._vitals = Vitals()
         self._vitals.enter(Phase.MEMBER)
         self._received_at = self.now
         self._is_blocked = False
-        self._coordinator = CoordinatorMachine(JobSettings(job="job", nnodes=1), now=self.now)
-        self._feed(AgentArrived(0, AgentHello(job="job", nnodes=1, nproc=3, node_rank=0, host="a")))
+        self._cluster = Cluster(1, 1, slots={"a": 3}, stopped_after=None)
+        self._cluster.arrive("a")
+        self._cluster.wait(0.2)
+
+    @property
+    def printed(self) -> list[str]:
+        return self._cluster.hosts["a"].lines
 
     def pass_time(self) -> None:
         """Let one inspection by the agent pass."""
@@ -103,25 +98,18 @@ class SimulatedJob:
                 seconds=self._vitals.seconds,
                 place=place,
             )
-            self._feed(RankChanged(0, state))
+            self._cluster.feed("a", StateChanged(CULPRIT, state))
         if self._fault.blocks and self.now >= LONG_SECONDS and not self._is_blocked:
             self._is_blocked = True
-            self._feed(RankReported(0, WaitReport(0, CULPRIT, blocked=PLACE)))
+            self._cluster.feed("a", WaitChanged(WaitReport(0, CULPRIT, blocked=PLACE)))
         if self.now >= WAIT_SECONDS:
             for rank in (0, 2):
-                self._feed(RankReported(0, WaitReport(0, rank, self._notice())))
-        self._feed(CoordinatorTick())
+                self._cluster.feed("a", WaitChanged(WaitReport(0, rank, self._notice())))
+        self._cluster.wait(LOOK_SECONDS)
 
     def _notice(self) -> WaitNotice:
         where = self._fault.doing or "has not answered for 9.0 s"
         return WaitNotice(operation="all_reduce #4", seconds=WAIT_SECONDS, culprit=CULPRIT, host="a", where=where)
-
-    def _feed(self, event: AgentArrived | RankChanged | RankReported | CoordinatorTick) -> None:
-        self._take(self._coordinator.handle(event, now=self.now))
-
-    def _take(self, commands: list[Command]) -> None:
-        orders = [command.order for command in commands if isinstance(command, SendOrder)]
-        self.printed += [order.text for order in orders if isinstance(order, Announcement)]
 
     def summary(self) -> JobSummary:
         """Return what the host's agent reports, at the age that it has when it is asked."""

@@ -334,10 +334,9 @@ class RestartedRanks:
         world.is_over, world.why, self._reason = True, why, why
         if not world.running:
             return self._report()
-        if world.has_signalled:  # for the failure that is the reason
+        if world.signalled_at is not None:  # for the failure that is the reason
             return []
-        world.kill_at = now + self._record.grace
-        return [PrintLine(f"{why}; stopping all ranks"), *self._signal(signal.SIGTERM)]
+        return [PrintLine(f"{why}; stopping all ranks"), *self._stop(now)]
 
     def _report(self) -> list[SlotCommand]:
         world = self._world
@@ -360,9 +359,9 @@ class RestartedRanks:
     # -- notices -------------------------------------------------------------------------------------------------------
 
     def _notify(self, notice: Notice) -> list[SlotCommand]:
-        """Notify all hosts of this world, this one included."""
+        """Notify all hosts of this world, this one included; when it is over, of the ends of ranks only."""
         world = self._world
-        if world is None or self._member is None or world.is_over:
+        if world is None or self._member is None or (world.is_over and not isinstance(notice, EndNotice)):
             return []
         self._notices += 1
         given = MemberNotice(
@@ -382,11 +381,11 @@ class RestartedRanks:
         notice = decode_notice(given.content)
         if world.is_over:
             if isinstance(notice, EndNotice) and given.member != self._member:
-                world.add_late(replace(notice.end, at=now))
+                world.add_end(replace(notice.end, at=now - notice.age), now, was_asked=notice.was_asked)
             return []
         match notice:
-            case EndNotice(end):
-                return self._rank_ended(given.member, end, now)
+            case EndNotice(end, age, was_asked):
+                return self._rank_ended(given.member, replace(end, at=now - age), now, was_asked=was_asked)
             case ConditionNotice(rank, how):
                 before = world.waits.condition(rank)
                 world.waits.set_condition(rank, how, now)
@@ -425,7 +424,7 @@ class RestartedRanks:
         how = self._world.waits.condition(rank)
         return [] if how == before else [NotifyOfCondition(rank, how)]
 
-    def _rank_ended(self, member: str, end: RankEnd, now: float) -> list[SlotCommand]:
+    def _rank_ended(self, member: str, end: RankEnd, now: float, *, was_asked: bool) -> list[SlotCommand]:
         """Handle the end of a rank, which may be one of another host."""
         world = self._world
         assert world is not None
@@ -435,13 +434,14 @@ class RestartedRanks:
             commands.append(AnnounceExit(end.generation, end.rank, end.ending))
         if member == self._member:
             return commands
-        return commands + self._add_end(replace(end, at=now), now)  # the clocks of hosts differ
+        return commands + self._add_end(end, now, was_asked=was_asked)
 
-    def _add_end(self, end: RankEnd, now: float) -> list[SlotCommand]:
+    def _add_end(self, end: RankEnd, now: float, *, was_asked: bool = False) -> list[SlotCommand]:
         world = self._world
         assert world is not None
-        is_reason = bool(end.returncode) and not end.is_peer_error and not world.has_signalled
-        world.add_end(end, now)
+        is_ending = was_asked or world.is_over or world.signalled_at is not None
+        is_reason = bool(end.returncode) and not end.is_peer_error and not is_ending
+        world.add_end(end, now, was_asked=was_asked)
         if not is_reason:
             return []
         return [*self._announce_stop(end), NotifyRanks(Loss(end.rank, end.host, end.ending))]
@@ -498,7 +498,8 @@ class RestartedRanks:
 
     def _stop(self, now: float, number: int = signal.SIGTERM) -> list[SlotCommand]:
         if self._world is not None and self._world.running:
-            self._world.kill_at, self._world.has_signalled = now + self._record.grace, True
+            self._world.kill_at = now + self._record.grace
+            self._world.signalled_at = now if self._world.signalled_at is None else self._world.signalled_at
         return self._signal(number)
 
     def _stop_for(self, end: JobEnd, now: float) -> list[SlotCommand]:
@@ -525,9 +526,12 @@ class RestartedRanks:
         if end.returncode and slot in world.given_up:
             end = replace(end, lost=f"{world.given_up[slot]}, so the launcher killed it")
         commands: list[SlotCommand] = []
-        if not world.is_over and self._interrupted is None:  # a rank that ends with its launcher has not failed
-            commands += self._notify(EndNotice(end))
-            commands += self._add_end(end, now)
+        is_asked_to = self._interrupted is not None or self._end is not None
+        if not is_asked_to:  # a rank that ends with its job has not failed
+            was_asked = world.was_asked(end)
+            if not was_asked or end.report is not None or end.lost:
+                commands += self._notify(EndNotice(end, max(0.0, now - end.at), was_asked))
+            commands += self._add_end(end, now, was_asked=was_asked)
         if world.running:
             return commands
         world.kill_at = None

@@ -48,9 +48,14 @@ class HostReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndNotice(msgspec.Struct, frozen=True, tag="end"):
-    """The process of a rank has ended; ``end.at`` is on the clock of its host."""
+    """The process of a rank has ended; its failure was ``age`` seconds ago, since the clocks of hosts differ.
+
+    ``was_asked``: it was asked to end before that.
+    """
 
     end: RankEnd
+    age: float = 0.0
+    was_asked: bool = False
 
 
 class ConditionNotice(msgspec.Struct, frozen=True, tag="condition"):
@@ -149,7 +154,8 @@ class RestartedWorld:
     has_started: bool = False
     is_over: bool = False
     has_announced_stop: bool = False
-    has_signalled: bool = False
+    signalled_at: float | None = None
+    """When the ranks here were asked to end."""
     why: str = ""
     stop_at: float | None = None
     kill_at: float | None = None
@@ -198,25 +204,25 @@ class RestartedWorld:
         self.numbers[member, name] = number
         return True
 
-    def add_end(self, end: RankEnd, now: float) -> None:
-        """Record the end of a rank.
+    def was_asked(self, end: RankEnd) -> bool:
+        """Return whether a rank of this host has failed after it was asked to end; its process may end later."""
+        return self.signalled_at is not None and end.at >= self.signalled_at
+
+    def add_end(self, end: RankEnd, now: float, *, was_asked: bool = False) -> None:
+        """Record the end of a rank; of one that ``was_asked`` to end, if it has something to report.
 
         After a failure the others are to end, once ranks that have lost that one could report it.
         """
         if not end.returncode:
             self.done.append(end)
-        elif self.has_signalled:
-            self.add_late(end)
+        elif was_asked:
+            self.late += [end] if end.report is not None or end.lost else []
         else:
             self.failures.append(end)
             is_explained = not all(failure.is_peer_error for failure in self.failures)
             stop_at = now + _REASON_SECONDS + (0.0 if is_explained else _BLAME_SECONDS)
-            self.stop_at = stop_at if self.stop_at is None else min(self.stop_at, stop_at)
-
-    def add_late(self, end: RankEnd) -> None:
-        """Record the end of a rank after it was asked to end, if it has something to report."""
-        if end.returncode and (end.report is not None or end.lost):
-            self.late.append(end)
+            if self.signalled_at is None and not self.is_over:
+                self.stop_at = stop_at if self.stop_at is None else min(self.stop_at, stop_at)
 
     @property
     def all_failures(self) -> tuple[RankEnd, ...]:

@@ -133,7 +133,8 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         self._state = GroupState(nodes=())
         self._machine = WorldMachine(self._state, now=self._now(), absent=self._absent_places)
         self._outbox: asyncio.Queue[HostCommand | None] = asyncio.Queue()
-        self._views: dict[int, asyncio.Future[bytes]] = {}
+        self._views: dict[int, tuple[str, asyncio.Future[bytes | None]]] = {}
+        """By number: the host that is asked, and its answer."""
         self._requests = itertools.count(1)
         self._changed = asyncio.Event()
         self.name = self._admit(own, None)
@@ -177,8 +178,8 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         if attending is None:
             return None
         number = next(self._requests)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._views[number] = answer
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._views[number] = host, answer
         try:
             attending.send_unnumbered(ViewWanted(number, request))
             async with asyncio.timeout(_VIEW_SECONDS):
@@ -187,6 +188,11 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
             return None
         finally:
             del self._views[number]
+
+    def _answer(self, host: str, request: int, content: bytes | None) -> None:
+        asked, answer = self._views.get(request, ("", None))
+        if answer is not None and asked == host and not answer.done():
+            answer.set_result(content)
 
     async def stop(self) -> None:
         """Return when the other hosts know that the job is over, or take too long."""
@@ -243,11 +249,12 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
 
     def _take(self, host: str, event: HostEvent) -> None:
         """Take an event of ``host``."""
-        match event:
-            case MemberArrived():
-                event = msgspec.structs.replace(event, host=host)  # hosts do not know their names here
-            case HostLeaving():
-                event = HostLeaving(host)
+        attending = self._hosts.get(host)
+        if isinstance(event, HostLeaving) and attending is not None:
+            self._lose(attending, "it has left")
+            return
+        if isinstance(event, MemberArrived):  # hosts do not know their names here
+            event = msgspec.structs.replace(event, host=host, place=self._places.get(host))
         if isinstance(event, MemberArrived | MemberProgressed) and len(self._hosts) < self._own.nnodes:
             self._early.append(HostReported(host, event))
             return
@@ -314,6 +321,8 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         """Handle the end of a connection: a host that knows the end is gone at once, others if they stay away."""
         attending.outbox = None
         self._changed.set()
+        if self._hosts.get(attending.name) is not attending:
+            return
         is_through = not self._state.is_job_open and not attending.stream.unacknowledged
         if is_through or self._reconnect <= 0.0 or self._state.world is None:
             self._lose(attending, cause)
@@ -327,6 +336,8 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         if self._hosts.get(name) is not attending:
             return
         del self._hosts[name], self._places[name]
+        for request in list(self._views):
+            self._answer(name, request, None)
         self._early = [one for one in self._early if one.node != name]
         self._changed.set()
         if not self._state.is_job_open:
@@ -413,9 +424,7 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
                 continue
             message = decode_message(frame.content)
             if isinstance(message, ViewGiven):
-                answer = self._views.get(message.request)
-                if answer is not None and not answer.done():
-                    answer.set_result(message.content)
+                self._answer(attending.name, message.request, message.content)
             elif is_new:
                 self._take(attending.name, message)
         outbox.put_nowait(None)

@@ -36,7 +36,7 @@ from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRank
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.group_state import GroupNode, GroupState
-from asyncpar.net.membership.world_messages import JobOpened, JobWaits
+from asyncpar.net.membership.world_messages import HostLost, JobOpened, JobWaits
 from asyncpar.net.membership.worlds import (
     CommandHosts,
     HostReported,
@@ -51,7 +51,15 @@ from asyncpar.net.membership.worlds import (
 )
 
 
-def job(least: int, most: int, restarts: int, timeout: float) -> SubmittedJob:
+def job(
+    least: int,
+    most: int,
+    restarts: int,
+    timeout: float,
+    stopped_after: float | None = 3.0,
+    *,
+    is_fixed: bool = False,
+) -> SubmittedJob:
     return SubmittedJob(
         version="1",
         name="job",
@@ -69,7 +77,8 @@ def job(least: int, most: int, restarts: int, timeout: float) -> SubmittedJob:
         restart_window=600.0,
         grace=5.0,
         timeout=timeout,
-        stopped_after=3.0,
+        stopped_after=stopped_after,
+        is_fixed=is_fixed,
     )
 
 
@@ -81,8 +90,14 @@ def state(condition: Condition, *, place: str = "") -> StateChanged:
 class Host:
     """A host with the processes of its ranks; a process ends with the signal that it gets."""
 
-    def __init__(self, name: str, machine: RestartedRanks, send: Callable[[str, SlotCommand], None]) -> None:
+    def __init__(
+        self, name: str, machine: RestartedRanks, send: Callable[[str, SlotCommand], None], ahead: float = 0.0
+    ) -> None:
         self.name, self.machine, self._send = name, machine, send
+        self.ahead = ahead
+        """Seconds by which its clock is ahead of the others'."""
+        self.is_deaf = False
+        """Whether its processes do not end, whatever signal they get."""
         self.places: dict[int, RankPlace] = {}
         self.running: set[int] = set()
         self.others: list[SlotCommand] = []
@@ -116,19 +131,23 @@ class Host:
     def take_signals(self, now: float) -> None:
         signalled, self._signalled = self._signalled, []
         for slot, number in signalled:
-            if slot in self.running:
+            if slot in self.running and not self.is_deaf:
                 self.gone(slot, -number, now)
 
     def feed(self, event: SlotEvent, now: float) -> None:
-        self.obey(self.machine.handle(event, now=now))
+        self.obey(self.machine.handle(event, now=now + self.ahead))
 
-    def gone(self, slot: int, code: int, now: float, *, blames: int | None = None) -> None:
+    def gone(
+        self, slot: int, code: int, now: float, *, blames: int | None = None, ago: float = 0.0, raised: str = ""
+    ) -> None:
+        """Let a process end, which has failed ``ago``, and has ``raised`` an exception or ``blames`` another rank."""
         self.running.remove(slot)
         place = self.places[slot]
         report = None
-        if blames is not None:
+        if blames is not None or raised:
+            name = raised or "PeerLost"
             report = FailureReport(
-                type_name="PeerLost", message="oh", traceback="oh", is_peer_error=True, blames=blames
+                type_name=name, message="oh", traceback="oh", is_peer_error=blames is not None, blames=blames
             )
         end = RankEnd(
             generation=place.generation,
@@ -137,7 +156,7 @@ class Host:
             host=self.name,
             pid=7,
             returncode=code,
-            at=now,
+            at=now + self.ahead - ago,
             report=report,
         )
         self.feed(RankGone(slot, end), now)
@@ -156,10 +175,14 @@ class Cluster:
         places: dict[str, int] | None = None,
         timeout: float = 30.0,
         are_launchers: bool = False,
+        is_fixed: bool = False,
+        stopped_after: float | None = 3.0,
+        ahead: dict[str, float] | None = None,
     ) -> None:
-        self._are_launchers = are_launchers
+        self._ahead = ahead or {}
+        self._are_launchers = are_launchers or is_fixed
         self.now = 0.0
-        self._job = job(least, most, restarts, timeout)
+        self._job = job(least, most, restarts, timeout, stopped_after, is_fixed=is_fixed)
         self._slots, self._places = slots or {}, places or {}
         self._draws = count()
         self._number = 1
@@ -198,8 +221,10 @@ class Cluster:
                 missing=lambda: self.missing,
                 is_launcher=self._are_launchers,
             )
-            host = self.hosts[name] = Host(name, machine, lambda sender, one: self._sent.append((sender, one)))  # type: ignore[arg-type]
-            host.obey(machine.begin(self.now))
+            ahead = self._ahead.get(name, 0.0)
+            host = Host(name, machine, lambda sender, one: self._sent.append((sender, one)), ahead)  # type: ignore[arg-type]
+            self.hosts[name] = host
+            host.obey(machine.begin(self.now + ahead))
             if self.state.world is not None:
                 host.feed(self.state.world, self.now)
         self._settle()
@@ -227,10 +252,17 @@ class Cluster:
         self.hosts[name].feed(event, self.now)
         self._settle()
 
-    def end(self, rank: int, code: int, *, blames: int | None = None) -> None:
-        """Let the process of a rank end."""
+    def lose_fixed(self, name: str) -> None:
+        """Lose a host of a job that cannot do without any: all others are notified, and nobody decides for it."""
+        del self.hosts[name]
+        self._sent = [(sender, sent) for sender, sent in self._sent if sender != name]
+        self._obey([CommandHosts(HostLost(name, f"was lost with the agent on {name} (gone)"))])
+        self._settle()
+
+    def end(self, rank: int, code: int, *, blames: int | None = None, ago: float = 0.0, raised: str = "") -> None:
+        """Let the process of a rank end; see ``Host.gone``."""
         host, slot = self.find(rank)
-        host.gone(slot, code, self.now, blames=blames)
+        host.gone(slot, code, self.now, blames=blames, ago=ago, raised=raised)
         self._settle()
 
     def find(self, rank: int) -> tuple[Host, int]:

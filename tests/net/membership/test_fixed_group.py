@@ -1,0 +1,357 @@
+"""The hosts of a job whose number is fixed: who gets a place and which, what is commanded, and who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar.errors import AuthenticationError, LaunchError, UsageError
+from asyncpar.net.membership.credentials import load_certificates
+from asyncpar.net.membership.fixed_group import FirstHost, Introduction, NumberedStream
+from asyncpar.net.membership.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
+from asyncpar.net.membership.world_messages import (
+    HostLost,
+    JobClosed,
+    JobOpened,
+    JobStopped,
+    JobWaits,
+    WorldAnnounced,
+    WorldNotice,
+    WorldStarted,
+    shown_host,
+)
+from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_role
+from asyncpar.net.transport.rpc import Credentials, RpcServer
+from asyncpar.testing import run_virtual
+from tests.launch.proxies import ResettingProxy
+from tests.net.membership.fixed_hosts import (
+    Commanded,
+    arrived,
+    first_host,
+    further_host,
+    introduction,
+    notice,
+    opened,
+    until,
+)
+from tests.net.security.parties import JOB, authority_now, certify
+from tests.soak import chosen
+
+
+def hosts_of(world: WorldAnnounced) -> list[str]:
+    return [shown_host(member.host) for member in world.members]
+
+
+async def begin(first: Commanded, *others: Commanded) -> None:
+    """Open the job, and return when its world has started everywhere."""
+    first.group.report(opened(1 + len(others)))
+    for host in (first, *others):
+        host.group.report(arrived(shown_host(host.group.name)))
+    for host in (first, *others):
+        await until(lambda host=host: host.of(WorldStarted))
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_host_alone_is_first_and_begins_at_once() -> None:
+    async with first_host(introduction("a", 0, nnodes=1)) as (first, _):
+        await begin(first)
+        assert [type(command) for command in first.commands] == [JobOpened, WorldAnnounced, WorldStarted]
+        status = await first.group.status()
+        assert (status.leader, status.job, status.world) == ("a#0", opened(1), first.of(WorldAnnounced)[0])
+
+
+async def test_ranks_are_in_the_order_of_places_and_who_asks_for_none_fills_the_gaps() -> None:
+    async with (
+        first_host(introduction("a", 0, nnodes=4)) as (first, address),
+        further_host(introduction("b", nnodes=4), address) as b,
+    ):
+        await until(lambda: len(first.group._hosts) == 2)  # noqa: SLF001  # nothing is reported of hosts that come at once
+        async with (
+            further_host(introduction("c", 1, nnodes=4), address) as c,
+            further_host(introduction("d", 3, nnodes=4), address) as d,
+        ):
+            await begin(first, b, c, d)
+            assert [hosts_of(host.of(WorldAnnounced)[0]) for host in (first, b, c, d)] == [["a", "c", "b", "d"]] * 4
+
+
+async def test_launchers_on_one_host_are_hosts_of_their_own() -> None:
+    async with (
+        first_host(introduction("a", 0)) as (first, address),
+        further_host(introduction("a", 1), address) as other,
+    ):
+        first.group.report(opened())
+        first.group.report(arrived("a"))
+        other.group.report(arrived("a").__class__(member="a/other", host="a", lineage=arrived("a").lineage))
+        await until(lambda: other.of(WorldAnnounced))
+        assert hosts_of(other.of(WorldAnnounced)[0]) == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("stranger", "why"),
+    [
+        (introduction("c", 1, version="2"), "the coordinator has asyncpar 1, this agent 2; install the same"),
+        (introduction("c", 1, job="k"), "--rdzv-id: the coordinator runs job 'j', this agent came for 'k'"),
+        (introduction("c", 1, nnodes=3), "--nnodes: the coordinator expects 2, this agent says 3"),
+        (introduction("c", 0), "--node-rank: 0 is taken by an agent on a"),
+    ],
+)
+async def test_hosts_that_do_not_fit_are_refused_alone(stranger: Introduction, why: str) -> None:
+    async with first_host(introduction("a", 0)) as (first, address):
+        first.group.report(opened())
+        async with further_host(stranger, address) as refused:
+            await until(lambda: refused.error)
+        assert isinstance(refused.error, UsageError)
+        assert str(refused.error) == why
+        await until(lambda: first.of(JobWaits))
+        assert [one.text for one in first.of(JobWaits)] == [f"refused the agent on c: {why}"]
+        async with further_host(introduction("b"), address) as b:
+            await begin(first, b)
+
+
+async def test_one_host_too_many_and_one_that_comes_after_the_end_are_refused() -> None:
+    async with first_host(introduction("a", 0)) as (first, address), further_host(introduction("b"), address) as b:
+        await begin(first, b)
+        async with further_host(introduction("c"), address) as late:
+            await until(lambda: late.error)
+        assert str(late.error) == "--nnodes: all 2 agents of the job are there already"
+        b.group.report(JobClosed(number=1, record=b"over"))
+        for host in (first, b):
+            await until(lambda host=host: host.of(JobClosed))
+        async with further_host(introduction("c"), address) as late:
+            await until(lambda: late.error)
+        assert isinstance(late.error, LaunchError)
+        assert str(late.error) == "the job has ended already"
+
+
+async def test_a_host_that_leaves_while_others_are_awaited_may_come_back() -> None:
+    async with first_host(introduction("a", 0)) as (first, address):
+        first.group.report(opened())
+        first.group.report(arrived("a"))
+        async with further_host(introduction("b", 1), address) as b:
+            b.group.report(arrived("b"))
+            await until(lambda: b.of(WorldAnnounced) or b.of(JobOpened))
+    async with first_host(introduction("a", 0, nnodes=3)) as (first, address):
+        async with further_host(introduction("b", 1, nnodes=3), address):
+            await until(lambda: len(first.group._hosts) == 2)  # noqa: SLF001
+        await until(lambda: len(first.group._hosts) == 1)  # noqa: SLF001
+        async with (
+            further_host(introduction("b", 1, nnodes=3), address) as b,
+            further_host(introduction("c", 2, nnodes=3), address) as c,
+        ):
+            await begin(first, b, c)
+
+
+def test_missing_hosts_are_named_and_the_job_stops_when_time_is_up() -> None:
+    async def wait() -> list[object]:
+        first = Commanded(FirstHost(introduction("a", 0, nnodes=3), reconnect=5.0)).read()
+        first.group.report(opened(3, wait_within=9.0))
+        first.group.report(arrived("a"))
+        await asyncio.sleep(11.0)
+        await first.close()
+        return [*first.of(JobWaits), *first.of(JobStopped)]
+
+    waits, stopped = run_virtual(wait())
+    assert isinstance(waits, JobWaits)
+    assert isinstance(stopped, JobStopped)
+    assert waits.text == "waiting for hosts: 1 of 3 are here (a); missing: --node-rank 1, 2"
+    assert stopped.why == (
+        "waited 9 s for 3 hosts (--nnodes); missing: --node-rank 1, 2; present: a. Start the missing ones with the "
+        "same --rdzv-endpoint and --rdzv-id"
+    )
+
+
+def test_hosts_that_are_there_and_missing_are_reported_and_again_after_a_while() -> None:
+    gathering = HostArrivals()
+    gathering.change(0.0)
+    assert gathering.next_deadline == FIRST_SECONDS
+    assert gathering.report(["a"], 3, 1.0, absent=[1, 2]) == ""
+    text = "waiting for hosts: 1 of 3 are here (a); missing: --node-rank 1, 2"
+    assert gathering.report(["a"], 3, 2.0, absent=[1, 2]) == text
+    assert gathering.next_deadline == 2.0 + AGAIN_SECONDS
+    gathering.change(3.0)
+    assert gathering.report(["a", "b"], 3, 5.0) == "waiting for hosts: 2 of 3 are here (a, b)"
+    gathering.end()
+    assert gathering.next_deadline is None
+
+
+def test_a_refusal_is_reported_once_and_not_for_ever() -> None:
+    gathering = HostArrivals()
+    assert gathering.refuse("an agent at 10.0.0.9", "it has another secret").startswith("refused an agent at 10.0.0.9")
+    assert gathering.refuse("an agent at 10.0.0.9", "it has another secret") == ""
+    assert sum(bool(gathering.refuse(f"an agent at {number}", "x")) for number in range(1000)) == 19
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_host_asks_the_others_and_does_not_wait_for_one_that_is_lost() -> None:
+    async with first_host(introduction("a", 0), reconnect=0.0) as (first, address):
+        group = first.group
+        assert isinstance(group, FirstHost)
+        async with ResettingProxy(address) as proxy, further_host(introduction("b", 1), proxy.address) as b:
+            await begin(first, b)
+            assert await group.view("b#1", b" answers") == b"b answers"
+            assert await group.view("c#9", b"nobody") is None
+            proxy.refuses = True
+            proxy.reset()
+            began = asyncio.get_running_loop().time()
+            asked = asyncio.ensure_future(group.view("b#1", b"?"))
+            assert await asked is None
+            await until(lambda: first.of(HostLost))
+            assert asyncio.get_running_loop().time() - began < 30.0
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_kept_until_they_are_acknowledged_and_taken_once() -> None:
+    stream = NumberedStream()
+    first, second = stream.number(notice("a", 1)), stream.number(notice("a", 2))
+    assert [first.number, second.number] == [1, 2]
+    assert stream.take(pb.HostFrame(number=1, received=1))
+    assert list(stream.unacknowledged) == [second]
+    assert not stream.take(pb.HostFrame(number=1))
+    assert not stream.take(pb.HostFrame(received=2))
+    assert not stream.unacknowledged
+    assert stream.received == 1
+
+
+async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> None:
+    async with (
+        first_host(introduction("a", 0)) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1), proxy.address) as b,
+    ):
+        for _ in range(3):
+            await until(lambda: proxy.connections)
+            proxy.reset()
+        await begin(first, b)
+
+
+@pytest.mark.parametrize("seed", chosen((0,), soak=range(3)))
+async def test_messages_of_both_sides_come_once_and_in_order_however_often_the_connection_breaks(seed: int) -> None:
+    chance = random.Random(seed)
+    async with (
+        first_host(introduction("a", 0)) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1), proxy.address) as b,
+    ):
+        await begin(first, b)
+        seen = 0
+        for number in range(60):
+            b.group.report(notice("b", number))
+            await asyncio.sleep(chance.choice((0.0, 0.0, 0.01)))
+            if number % 10 == seed:
+                await until(lambda: len(first.of(WorldNotice)) > seen)  # noqa: B023
+                await asyncio.sleep(chance.uniform(0.0, 0.03))
+                seen = len(first.of(WorldNotice))
+                proxy.reset()
+        await until(lambda: len(b.of(WorldNotice)) == 60)
+        b.group.report(JobClosed(number=1, record=b"the end"))
+        await until(lambda: b.of(JobClosed))
+        proxy.reset()  # with the end on its way to be acknowledged
+    assert proxy.resets >= 4
+    for host in (first, b):
+        assert [given.notice.number for given in host.of(WorldNotice)] == list(range(60))
+        assert host.of(JobClosed) == [JobClosed(number=1, record=b"the end")]
+        assert (host.of(HostLost), host.error) == ([], None)
+
+
+async def test_a_first_host_that_does_not_come_back_ends_the_job_within_the_grace_and_is_named() -> None:
+    async with first_host(introduction("a", 0), reconnect=0.5) as (first, address):
+        async with (
+            ResettingProxy(address) as proxy,
+            further_host(introduction("b", 1), proxy.address, reconnect=0.5) as b,
+        ):
+            await begin(first, b)
+            proxy.refuses = True
+            proxy.reset()
+            await until(lambda: b.of(JobClosed) and first.of(HostLost))
+            cause = b.of(JobClosed)[0].record.decode()
+            assert cause.startswith(f"lost the coordinator at {proxy.address} (")
+            assert cause.endswith("; it did not come back within 0.5 s (--reconnect-within)")
+        [lost] = first.of(HostLost)
+        assert shown_host(lost.host) == "b"
+        assert lost.why.startswith("was lost with the agent on b (its connection ")
+        assert lost.why.endswith(", and it did not come back within 0.5 s)")
+
+
+async def test_another_first_host_at_the_same_place_is_not_taken_for_the_one_before() -> None:
+    async with (
+        first_host(introduction("a", 0)) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1), proxy.address) as b,
+    ):
+        await begin(first, b)
+        group = first.group
+        assert isinstance(group, FirstHost)
+        group._sessions.clear()  # noqa: SLF001  # as a restart would
+        del group._hosts["b#1"], group._places["b#1"]  # noqa: SLF001
+        proxy.reset()
+        await until(lambda: b.of(JobClosed))
+        assert "another one than before" in b.of(JobClosed)[0].record.decode()
+
+
+async def test_one_that_never_comes_is_waited_for_and_no_longer() -> None:
+    async with further_host(introduction("b", 1), "127.0.0.1:9", timeout=0.2) as b:
+        await until(lambda: b.error)
+    assert isinstance(b.error, LaunchError)
+    assert "no coordinator answered at 127.0.0.1:9 for 0.2 s" in str(b.error)
+
+
+# -- access ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "claimed", "node_rank"),
+    [
+        (agent_role(1), "the agent of host 0", 0),
+        (rank_role(0), "the agent of host 0", 0),
+        (agent_role(0), "the agent of host 1", 1),
+    ],
+)
+async def test_a_host_has_to_show_its_certificate(tmp_path: Path, shown: Role, claimed: str, node_rank: int) -> None:
+    authority = authority_now()
+    for role in (COORDINATOR, shown):
+        certify(authority, role, tmp_path)
+    serving = Credentials(SECRET_BYTES, load_certificates(tmp_path, COORDINATOR))
+    async with first_host(introduction("a", 2, job=JOB, nnodes=3), credentials=serving) as (_, address):
+        calling = Credentials(SECRET_BYTES, load_certificates(tmp_path, shown))
+        async with further_host(introduction("h", node_rank, job=JOB, nnodes=3), address, credentials=calling) as other:
+            await until(lambda: other.error)
+    assert str(other.error) == (
+        f"the coordinator refused this agent: it calls as {claimed} of job 'demo', but its certificate is for {shown} "
+        "of job 'demo'"
+    )
+
+
+SECRET_BYTES = b"s" * 32
+
+
+async def test_trouble_with_certificates_is_reported_at_once(tmp_path: Path) -> None:
+    certify(authority_now(), COORDINATOR, tmp_path / "one")
+    other = certify(authority_now(), agent_role(0), tmp_path / "other")
+    serving = Credentials(SECRET_BYTES, load_certificates(tmp_path / "one", COORDINATOR))
+    async with first_host(introduction("a", 0, job=JOB), credentials=serving) as (_, address):
+        for credentials in (Credentials(SECRET_BYTES, other), Credentials(SECRET_BYTES)):
+            async with further_host(introduction("h", 1, job=JOB), address, credentials=credentials) as host:
+                await until(lambda host=host: host.error)
+            assert isinstance(host.error, AuthenticationError)
+            assert "certificates" in str(host.error)
+
+
+async def test_another_secret_is_distinguished_from_a_host_that_is_lost() -> None:
+    server = RpcServer(Credentials(SECRET_BYTES))
+    await server.start()
+    for _ in range(20):
+        async with further_host(introduction("h", 1), server.address, credentials=Credentials(b"x" * 32)) as stranger:
+            await until(lambda stranger=stranger: stranger.error)
+        assert isinstance(stranger.error, AuthenticationError)
+        assert "did not accept our secret" in str(stranger.error)
+    await server.stop(grace=0)
