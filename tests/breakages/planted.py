@@ -170,10 +170,16 @@ PLANTED = (
         found_by="tests/device/test_arrays.py",
     ),
     Planted(
-        module="launch/coordinator_machine.py",
-        right="if hello.version != settings.version:",
-        wrong="if hello.version < settings.version:",
-        found_by="tests/launch/test_coordinator_machine.py",
+        module="launch/agents/restarted_world.py",
+        right="return self.signalled_at is not None and end.at >= self.signalled_at",
+        wrong="return self.signalled_at is not None",
+        found_by="tests/launch/agents/test_fixed_hosts.py",
+    ),
+    Planted(
+        module="net/membership/fixed_group.py",
+        right="if host.version != own.version:",
+        wrong="if host.version < own.version:",
+        found_by="tests/net/membership/test_fixed_group.py",
     ),
     Planted(
         module="train/parallel_layout.py",

@@ -10,18 +10,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
 from asyncpar.errors import AsyncparError
+from asyncpar.harmless import harmless_values
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.host_protocol import ShowWorld
 from asyncpar.launch.agents.job_record import ElasticMode, decode_record
 from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
 from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView
-from asyncpar.launch.coordinator_machine import JobPhase
 from asyncpar.launch.host_watch import ENDED, HostWatch
 from asyncpar.net.membership.world_messages import WorldStatus, shown_host
 from asyncpar.net.transport.rpc import Credentials
@@ -40,6 +41,14 @@ _ANSWER_SECONDS: Final = 1.8
 """Seconds that agents may take; they report ranks that do not answer before that, and commands wait longer."""
 
 _NO_ANSWER: Final = "the agent of its host does not answer"
+
+
+class JobPhase(StrEnum):
+    """The phase of a job: hosts gather, ranks run, or it ends."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +167,7 @@ class GroupWatch:
         now = time.monotonic()
         for host, answer in answers.items():
             if answer is not None:
-                self._reports[host] = unpack(answer.summary, HostSummary), now
+                self._reports[host] = harmless_values(unpack(answer.summary, HostSummary)), now
         if known.phase != JobPhase.STOPPING:  # hosts that leave after the end of the job were part of it
             self._reports = {host: report for host, report in self._reports.items() if host in answers}
         reports = [summary.aged(now - at) for summary, at in self._reports.values()]
