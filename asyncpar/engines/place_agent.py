@@ -43,8 +43,8 @@ from asyncpar.launch.agents.fixed_part import record_fixed, run_part, take_fixed
 from asyncpar.launch.display import Display
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.job import JobSecret, LaunchJob
+from asyncpar.launch.job_view import JobOutcome
 from asyncpar.launch.options import LaunchOptions, ProgramKind
-from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.rank_process import command_line
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.credentials import write_secret

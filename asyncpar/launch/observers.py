@@ -18,11 +18,10 @@ from asyncpar.dashboard.log_tail import LogTail
 from asyncpar.dashboard.picture import Painter
 from asyncpar.dashboard.run_file import write_run
 from asyncpar.errors import UsageError
-from asyncpar.launch.job_view import JobWatch, ShownJob
+from asyncpar.launch.job_view import JobOutcome, JobWatch, ShownJob
 from asyncpar.launch.options import ObserverOptions, Streams
 from asyncpar.launch.output_view import OutputFollower, read_output
 from asyncpar.launch.page_views import view_flight, view_pipeline
-from asyncpar.launch.protocol import JobOutcome
 from asyncpar.observe.alarms import AlarmBoard
 from asyncpar.observe.sinks import SinkThread, load_sink, names_of_sinks
 from asyncpar.observe.summary import JobSummary, RankReport

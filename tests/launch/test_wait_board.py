@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from asyncpar.core.observe.waits import WaitNotice
-from asyncpar.launch.messages import decode_wait_report, encode_wait_report
+from asyncpar.launch.agents.restarted_world import WaitsNotice, decode_notice, encode_notice
 from asyncpar.launch.wait_board import COALESCE_SECONDS, WaitBoard, WaitReport
 
 
@@ -114,7 +114,4 @@ def test_a_rank_that_ended_waits_no_more() -> None:
 def test_a_ranks_report_travels() -> None:
     report = dataclasses.replace(waiting(3, 2, where="sleeps"), blocked="t.py:9")
     for each in (report, WaitReport(1, 2)):
-        assert decode_wait_report(encode_wait_report(each).told) == each
-    message = encode_wait_report(report).told
-    message.notice = b"{"
-    assert decode_wait_report(message) == dataclasses.replace(report, notice=None)
+        assert decode_notice(encode_notice(WaitsNotice(each))) == WaitsNotice(each)

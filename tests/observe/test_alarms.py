@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from asyncpar.launch.commands.job_text import show_job
+from asyncpar.launch.job_view import JobOutcome
 from asyncpar.launch.observers import Observers
-from asyncpar.launch.protocol import JobOutcome
 from asyncpar.observe.alarms import AlarmBoard, count_missing_rounds, find_alarms
 from asyncpar.observe.stragglers import REPORTED_ROUNDS
 from asyncpar.observe.summary import (

@@ -44,8 +44,8 @@ from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import usable_directory
 from asyncpar.launch.job_directory import JobEntry
 from asyncpar.launch.job_service import serve_watch
+from asyncpar.launch.job_view import JobOutcome
 from asyncpar.launch.observers import Observers, observe_job
-from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
 from asyncpar.net.membership.host import host_id, host_name
 from asyncpar.net.membership.world_messages import WorldGroup, WorldStatus

@@ -22,9 +22,8 @@ from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display
 from asyncpar.launch.job import JobSecret, LaunchJob
 from asyncpar.launch.job_service import serve_job
-from asyncpar.launch.job_view import describe_job
+from asyncpar.launch.job_view import JobOutcome, describe_job
 from asyncpar.launch.observers import observe_job
-from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.fixed_group import FirstHost, Introduction
 from asyncpar.net.membership.further_host import FurtherHost

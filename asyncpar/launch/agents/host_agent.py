@@ -18,11 +18,14 @@ from asyncpar.errors import LaunchError, ProtocolError, UsageError
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
     AbandonRank,
+    AnnounceExit,
     GrantLease,
     HostTick,
     InterruptRanks,
     LeaveHost,
     NotifyLeader,
+    NotifyOfCondition,
+    NotifyRanks,
     OpenRendezvous,
     PrintLine,
     RankGone,
@@ -45,7 +48,6 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
-from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.net.membership.pipe_messages import LeaseGranted
 from asyncpar.net.membership.service import RendezvousService

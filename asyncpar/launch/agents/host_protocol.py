@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd
-from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.vitals import RankState
 from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage
@@ -168,6 +168,30 @@ class OpenRendezvous:
     generation: int
     world_size: int
     certified: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceExit:
+    """Notify the ranks that wait in the rendezvous that ``rank`` is gone."""
+
+    generation: int
+    rank: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyRanks:
+    """Notify the ranks of this host that another rank is lost."""
+
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyOfCondition:
+    """Notify the ranks of this host of the condition of ``rank``, which cannot report it itself; "": it runs."""
+
+    rank: int
+    how: str
 
 
 @dataclass(frozen=True, slots=True)

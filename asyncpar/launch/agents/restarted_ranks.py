@@ -22,10 +22,13 @@ from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.launch.agents.host_protocol import (
     AbandonRank,
+    AnnounceExit,
     HostTick,
     InterruptRanks,
     LeaveHost,
     NotifyLeader,
+    NotifyOfCondition,
+    NotifyRanks,
     OpenRendezvous,
     PrintLine,
     RankGone,
@@ -56,7 +59,6 @@ from asyncpar.launch.agents.restarted_world import (
     name_notice,
 )
 from asyncpar.launch.failure import RankEnd, describe_cause
-from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.vitals import Condition, RankState, SilentRanks, describe_state
 from asyncpar.launch.wait_board import WaitReport, name_missing
 from asyncpar.net.membership.lineage import Lineage, MemberReport

@@ -41,9 +41,9 @@ from asyncpar.launch.command_line import print_line
 from asyncpar.launch.display import Display, OutputStream, make_display
 from asyncpar.launch.host_placement import make_log_directory
 from asyncpar.launch.job import read_host_certificates
+from asyncpar.launch.job_view import JobOutcome
 from asyncpar.launch.observers import observe_job
 from asyncpar.launch.options import LaunchOptions, ObserverOptions, ProgramKind
-from asyncpar.launch.protocol import JobOutcome
 from asyncpar.launch.rank_process import rank_command
 from asyncpar.net.arena.limits import count_cores
 from asyncpar.net.checked_settings import check_settings

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.core.observe.rank_reports import Phase
-from asyncpar.launch.agents.host_protocol import PrintLine, ShowWorld, StateChanged
-from asyncpar.launch.protocol import AnnounceExit, NotifyRanks
+from asyncpar.launch.agents.host_protocol import AnnounceExit, NotifyRanks, PrintLine, ShowWorld, StateChanged
 from asyncpar.launch.vitals import Condition, RankState
 from tests.launch.agents.test_restarted_hosts import Cluster
 

@@ -13,8 +13,11 @@ from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.rank_reports import FailureReport, Phase
 from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice
 from asyncpar.launch.agents.host_protocol import (
+    AnnounceExit,
     HostTick,
     NotifyLeader,
+    NotifyOfCondition,
+    NotifyRanks,
     OpenRendezvous,
     PrintLine,
     RankGone,
@@ -32,7 +35,6 @@ from asyncpar.launch.agents.restarted_ranks import RestartedRanks
 from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
-from asyncpar.launch.protocol import AnnounceExit, NotifyOfCondition, NotifyRanks
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
 from asyncpar.net.membership.group_state import GroupNode, GroupState
