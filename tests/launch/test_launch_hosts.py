@@ -176,7 +176,7 @@ def test_an_agent_that_never_comes_is_named(launcher: Launcher) -> None:
         "--nnodes", "3", "--node-rank", "0", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "0.5", script
     )
     assert done.returncode == 1
-    assert "missing: node rank 1, 2" in done.stderr
+    assert "missing: --node-rank 1, 2" in done.stderr
 
 
 def test_a_coordinator_that_never_comes_is_named(launcher: Launcher) -> None:

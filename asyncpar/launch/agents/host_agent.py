@@ -11,11 +11,10 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpar.core.addresses import free_port
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
-from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
     AbandonRank,
     AnnounceExit,
@@ -60,6 +59,9 @@ from asyncpar.net.membership.world_messages import (
     JobWaits,
     WorldGroup,
 )
+
+if TYPE_CHECKING:
+    from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 
 _INCARNATION_BYTES = 4
 _LAST_WORDS = 1.0
@@ -221,7 +223,7 @@ class HostAgent:
         if job is None or job.is_over:
             return ()
         pids, places, spares = job.processes.pids, job.machine.ranks, job.machine.spares
-        refusals = job.machine.refusals if isinstance(job.machine, ElasticRanks) else {}
+        refusals = job.machine.refusals
         return tuple(
             RankView(
                 slot=slot,
@@ -327,6 +329,8 @@ class HostAgent:
         certificates = self._place.certificates
         certified = None if certificates is None else certificates.ranks
         if record.mode is ElasticMode.RANKS:
+            from asyncpar.launch.agents.elastic_ranks import ElasticRanks  # most launches have no use for it
+
             return ElasticRanks(number, record, host=self._place.host, draw=_draw, certified=certified)
         bind = self._place.bind
         own = HostRanks(

@@ -178,6 +178,11 @@ class RestartedRanks:
         return frozenset()
 
     @property
+    def refusals(self) -> dict[int, str]:
+        """Always empty: others admit every rank of their world."""
+        return {}
+
+    @property
     def failures(self) -> tuple[RankEnd, ...]:
         """The ranks of all hosts that have failed in the last world; the one that explains the others comes first."""
         return () if self._world is None else self._world.all_failures
@@ -644,9 +649,9 @@ class RestartedRanks:
         world = self._world
         if world is None or self._end is not None:
             return []
-        lost = world.lose_host(host, why, now)
+        lost = world.lose_host(host, f"was lost with the agent on {shown_host(host)} ({why})", now)
         if world.is_over or not world.has_started:  # no rank of it fails any more
-            end = self._last or JobEnd(exit_code=1, message=f"the launcher on {shown_host(host)} is lost: {why}")
+            end = self._last or JobEnd(exit_code=1, message=f"the agent on {shown_host(host)} was lost ({why})")
             return self._close(end) if self._leads else []
         if self._interrupted is not None:
             return []

@@ -345,7 +345,7 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         if self._state.world is None:
             self._direct(HostReported(name, HostLeaving(name)))
         else:
-            self._command(HostLost(name, f"was lost with the agent on {shown_host(name)} ({cause})"))
+            self._command(HostLost(name, cause))
 
     # -- connections ---------------------------------------------------------------------------------------------------
 

@@ -67,9 +67,8 @@ def test_if_nobody_else_fails_within_a_second_the_blaming_rank_counts() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_rank_that_leaves_with_code_0_is_the_first_failure_whenever_its_end_is_seen(is_late: bool) -> None:
     cluster = pair()
-    ends = [lambda: cluster.end(1, 0), lambda: cluster.end(0, 1, blames=1), lambda: cluster.end(2, 1, blames=1)]
-    for end in ends[1:] + ends[:1] if is_late else ends:
-        end()
+    for rank in (0, 2, 1) if is_late else (1, 0, 2):
+        cluster.end(rank, int(rank != 1), blames=None if rank == 1 else 1)
     cluster.wait(3.0)
     code, message = end_of(cluster)
     assert code == 1

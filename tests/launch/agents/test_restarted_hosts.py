@@ -258,7 +258,7 @@ class Cluster:
         """Lose a host of a job that cannot do without any: all others are notified, and nobody decides for it."""
         del self.hosts[name]
         self._sent = [(sender, sent) for sender, sent in self._sent if sender != name]
-        self._obey([CommandHosts(HostLost(name, f"was lost with the agent on {name} (gone)"))])
+        self._obey([CommandHosts(HostLost(name, "gone"))])
         self._settle()
 
     def end(self, rank: int, code: int, *, blames: int | None = None, ago: float = 0.0, raised: str = "") -> None:

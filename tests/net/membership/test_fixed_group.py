@@ -46,13 +46,17 @@ def hosts_of(world: WorldAnnounced) -> list[str]:
     return [shown_host(member.host) for member in world.members]
 
 
+def number_of_hosts(first: Commanded) -> int:
+    """Return how many hosts are here; nothing is reported of those that come at once."""
+    return len(first.group._hosts)  # type: ignore[union-attr]  # noqa: SLF001
+
+
 async def begin(first: Commanded, *others: Commanded) -> None:
     """Open the job, and return when its world has started everywhere."""
     first.group.report(opened(1 + len(others)))
     for host in (first, *others):
         host.group.report(arrived(shown_host(host.group.name)))
-    for host in (first, *others):
-        await until(lambda host=host: host.of(WorldStarted))
+    await until(lambda: all(host.of(WorldStarted) for host in (first, *others)))
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
@@ -71,7 +75,7 @@ async def test_ranks_are_in_the_order_of_places_and_who_asks_for_none_fills_the_
         first_host(introduction("a", 0, nnodes=4)) as (first, address),
         further_host(introduction("b", nnodes=4), address) as b,
     ):
-        await until(lambda: len(first.group._hosts) == 2)  # noqa: SLF001  # nothing is reported of hosts that come at once
+        await until(lambda: number_of_hosts(first) == 2)
         async with (
             further_host(introduction("c", 1, nnodes=4), address) as c,
             further_host(introduction("d", 3, nnodes=4), address) as d,
@@ -121,8 +125,7 @@ async def test_one_host_too_many_and_one_that_comes_after_the_end_are_refused() 
             await until(lambda: late.error)
         assert str(late.error) == "--nnodes: all 2 agents of the job are there already"
         b.group.report(JobClosed(number=1, record=b"over"))
-        for host in (first, b):
-            await until(lambda host=host: host.of(JobClosed))
+        await until(lambda: first.of(JobClosed) and b.of(JobClosed))
         async with further_host(introduction("c"), address) as late:
             await until(lambda: late.error)
         assert isinstance(late.error, LaunchError)
@@ -138,8 +141,8 @@ async def test_a_host_that_leaves_while_others_are_awaited_may_come_back() -> No
             await until(lambda: b.of(WorldAnnounced) or b.of(JobOpened))
     async with first_host(introduction("a", 0, nnodes=3)) as (first, address):
         async with further_host(introduction("b", 1, nnodes=3), address):
-            await until(lambda: len(first.group._hosts) == 2)  # noqa: SLF001
-        await until(lambda: len(first.group._hosts) == 1)  # noqa: SLF001
+            await until(lambda: number_of_hosts(first) == 2)
+        await until(lambda: number_of_hosts(first) == 1)
         async with (
             further_host(introduction("b", 1, nnodes=3), address) as b,
             further_host(introduction("c", 2, nnodes=3), address) as c,
@@ -278,8 +281,8 @@ async def test_a_first_host_that_does_not_come_back_ends_the_job_within_the_grac
             assert cause.endswith("; it did not come back within 0.5 s (--reconnect-within)")
         [lost] = first.of(HostLost)
         assert shown_host(lost.host) == "b"
-        assert lost.why.startswith("was lost with the agent on b (its connection ")
-        assert lost.why.endswith(", and it did not come back within 0.5 s)")
+        assert lost.why.startswith("its connection ")
+        assert lost.why.endswith(", and it did not come back within 0.5 s")
 
 
 async def test_another_first_host_at_the_same_place_is_not_taken_for_the_one_before() -> None:
@@ -341,7 +344,7 @@ async def test_trouble_with_certificates_is_reported_at_once(tmp_path: Path) -> 
     async with first_host(introduction("a", 0, job=JOB), credentials=serving) as (_, address):
         for credentials in (Credentials(SECRET_BYTES, other), Credentials(SECRET_BYTES)):
             async with further_host(introduction("h", 1, job=JOB), address, credentials=credentials) as host:
-                await until(lambda host=host: host.error)
+                await until(lambda: host.error)
             assert isinstance(host.error, AuthenticationError)
             assert "certificates" in str(host.error)
 
@@ -351,7 +354,7 @@ async def test_another_secret_is_distinguished_from_a_host_that_is_lost() -> Non
     await server.start()
     for _ in range(20):
         async with further_host(introduction("h", 1), server.address, credentials=Credentials(b"x" * 32)) as stranger:
-            await until(lambda stranger=stranger: stranger.error)
+            await until(lambda: stranger.error)
         assert isinstance(stranger.error, AuthenticationError)
         assert "did not accept our secret" in str(stranger.error)
     await server.stop(grace=0)

@@ -43,8 +43,8 @@ async def address() -> AsyncIterator[str]:
     membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]
         membership_pb2_grpc.RendezvousServicer(), server.server
     )
-    membership_pb2_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
-        membership_pb2_grpc.CoordinatorServicer(), server.server
+    membership_pb2_grpc.add_FirstHostServicer_to_server(  # type: ignore[no-untyped-call]
+        membership_pb2_grpc.FirstHostServicer(), server.server
     )
     await server.start()
     yield server.address
@@ -65,7 +65,7 @@ OTHER_JOB = Credentials(b"x" * 32).metadata()
 
 def test_all_services_are_tried() -> None:
     assert len(METHODS) >= 6
-    assert "/asyncpar.v1.Coordinator/Attend" in METHODS
+    assert "/asyncpar.v1.FirstHost/Attend" in METHODS
 
 
 @one_loop
