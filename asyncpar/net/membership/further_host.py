@@ -191,9 +191,10 @@ class FurtherHost:
         """Serve one connection until it ends; return whether that is because this host has left."""
         async with open_channel(self._address, self._credentials, peer=COORDINATOR) as channel:
             stub = membership_pb2_grpc.FirstHostStub(channel)  # type: ignore[no-untyped-call]  # generated
+            welcomed = asyncio.Event()
             async with asyncio.timeout(seconds):
                 await self._check_access(channel)
-                frames = aiter(stub.Attend(self._write(), wait_for_ready=True))
+                frames = aiter(stub.Attend(self._write(welcomed), wait_for_ready=True))
                 first = await anext(frames)
             if first.welcome.refusal:
                 kind = UsageError if first.welcome.exit_code == _USAGE else LaunchError
@@ -202,6 +203,7 @@ class FurtherHost:
                 raise AuthenticationError(f"the coordinator at {self._address} is another one than before")
             self._is_connected = True
             self._stream.take(first)
+            welcomed.set()
             async for frame in frames:
                 if frame.number and not self._stream.take(frame):
                     continue
@@ -261,8 +263,8 @@ class FurtherHost:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _write(self) -> AsyncIterator[pb.HostFrame]:
-        """Yield the greeting, unacknowledged messages, and new ones until this host leaves."""
+    async def _write(self, welcomed: asyncio.Event) -> AsyncIterator[pb.HostFrame]:
+        """Yield the greeting and, once it is answered, unacknowledged messages and new ones until this host leaves."""
         frames: asyncio.Queue[pb.HostFrame | None] = asyncio.Queue()
         for waiting in self._stream.unacknowledged:
             frames.put_nowait(waiting)
@@ -277,6 +279,7 @@ class FurtherHost:
             session=self._session,
         )
         yield pb.HostFrame(hello=hello, received=self._stream.received)
+        await welcomed.wait()  # only now may large frames follow: see connection_watch
         while (frame := await frames.get()) is not None:
             frame.received = self._stream.received
             yield frame

@@ -98,7 +98,12 @@ class GroupPeer:
     async def _talk(self, call: Any) -> str:
         """Send frames over one connection; return the reason why it has ended."""
         try:
-            await call.wait_for_connection()
+            await (
+                call.initial_metadata()
+            )  # the call is accepted: only now may large frames follow, see connection_watch
+            if call.done():
+                await call.read()
+                return _ENDED
             self._is_connected = True
             self._on_up(self.node)
             writing = asyncio.create_task(self._write(call))
