@@ -650,8 +650,11 @@ class RestartedRanks:
         if world is None or self._end is not None:
             return []
         lost = world.lose_host(host, f"was lost with the agent on {shown_host(host)} ({why})", now)
-        if world.is_over or not world.has_started:  # no rank of it fails any more
+        if world.is_over or not world.has_started:  # its ranks are not stopped any more
+            if world.has_started and all(failure.is_peer_error for failure in world.failures):
+                world.failures += lost
             end = self._last or JobEnd(exit_code=1, message=f"the agent on {shown_host(host)} was lost ({why})")
+            end = world.judge()[1] if world.failures else end
             return self._close(end) if self._leads else []
         if self._interrupted is not None:
             return []

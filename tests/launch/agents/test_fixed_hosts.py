@@ -186,6 +186,21 @@ def test_a_host_that_is_lost_while_ranks_are_to_start_again_ends_the_job_with_wh
     assert end_of(cluster)[1].startswith("rank 0 failed first: exited with code 3")
 
 
+def test_a_host_whose_loss_is_known_only_after_others_have_lost_its_ranks_explains_that() -> None:
+    cluster = pair(restarts=3)
+    del cluster.hosts["b"]
+    for rank in (0, 1):
+        cluster.end(rank, 1, blames=2)
+    cluster.wait(3.0)
+    assert cluster.ends() == [None]
+    cluster.hosts["b"] = cluster.hosts["a"]
+    cluster.lose_fixed("b")
+    code, message = end_of(cluster)
+    assert code == 1
+    assert message.startswith("rank 2 failed first: was lost with the agent on b (gone)")
+    assert "then ranks 0, 1 on a: PeerLost: oh" in message
+
+
 def test_a_host_that_does_not_end_its_ranks_is_not_waited_for_for_ever() -> None:
     cluster = pair(restarts=3)
     cluster.end(0, 3)
