@@ -125,6 +125,8 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         """All hosts by name, in the order of their arrival; this one is None."""
         self._places: dict[str, int | None] = {}
         """The places that they ask for."""
+        self._given: dict[str, int] = {}
+        """The places that they have, once all are here."""
         self._numbers = itertools.count()
         self._sessions: dict[bytes, _Attending] = {}
         self._early: list[HostReported] = []
@@ -254,7 +256,7 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
             self._lose(attending, "it has left")
             return
         if isinstance(event, MemberArrived):  # hosts do not know their names here
-            event = msgspec.structs.replace(event, host=host, place=self._places.get(host))
+            event = msgspec.structs.replace(event, host=host, place=self._given.get(host))
         if isinstance(event, MemberArrived | MemberProgressed) and len(self._hosts) < self._own.nnodes:
             self._early.append(HostReported(host, event))
             return
@@ -278,13 +280,12 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         self._on_complete()
         taken = {place for place in self._places.values() if place is not None}
         gaps = (place for place in range(self._own.nnodes) if place not in taken)
-        for name, place in self._places.items():
-            self._places[name] = next(gaps) if place is None else place
+        self._given = {name: next(gaps) if place is None else place for name, place in self._places.items()}
         early, self._early = self._early, []
         for reported in early:
             event = reported.event
             if isinstance(event, MemberArrived):
-                event = msgspec.structs.replace(event, place=self._places[reported.node])
+                event = msgspec.structs.replace(event, place=self._given[reported.node])
             self._direct(HostReported(reported.node, event))
 
     def _absent_places(self) -> list[int]:
