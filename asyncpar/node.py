@@ -45,10 +45,10 @@ from asyncpar.core.observe.whereabouts import describe_program
 from asyncpar.core.system_errors import note_limit
 from asyncpar.core.tables import html_table
 from asyncpar.errors import AsyncparError, NodeClosed, PeerLost, UsageError
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
 from asyncpar.net.checked_settings import check_settings
-from asyncpar.net.membership.world_messages import WorldChange
 from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.net.transport.links import LEFT, Links
 from asyncpar.net.transport.rpc import BROKEN_GRACE_SECONDS, Credentials

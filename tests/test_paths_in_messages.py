@@ -20,11 +20,11 @@ from asyncpar.checkpoint.manifest import MARKER
 from asyncpar.checkpoint.threads import WorkProgress
 from asyncpar.dashboard.run_file import RUN_FILE, read_run
 from asyncpar.errors import AsyncparError
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.launch.doctor import host_checks
 from asyncpar.launch.job import read_host_certificates
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.net.membership.credentials import load_certificates, read_secret
-from asyncpar.net.membership.vote_file import VoteFile
 from asyncpar.net.security.certificates import AUTHORITY_FILE
 from asyncpar.net.security.identity import rank_role
 from asyncpar.net.security.issuing import CertificateOrder, issue_certificates

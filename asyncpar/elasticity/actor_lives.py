@@ -17,7 +17,7 @@ from asyncpar.elasticity.actor_snapshots import ActorFailures, ActorSnapshots
 from asyncpar.elasticity.elastic_actor import ActorPlan, LivingActor, WorldChanges
 from asyncpar.elasticity.plain import decode_plain
 from asyncpar.errors import ActorDown, PeerError, StaleGeneration
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.node import Node
 
 GRACE: Final = 0.5

@@ -32,7 +32,7 @@ from asyncpar.elasticity.actor_refs import ElasticMesh, ElasticRef, JobActors
 from asyncpar.elasticity.actor_snapshots import SNAPSHOTS, ActorFailures
 from asyncpar.elasticity.elastic_actor import ActorPlan, ElasticActor
 from asyncpar.errors import OperationMismatch, PeerError, StaleGeneration, UsageError, WorldChanged
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.node import Node
 
 A = TypeVar("A", bound=Actor)

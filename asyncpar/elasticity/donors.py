@@ -29,7 +29,7 @@ from asyncpar.elasticity.memory import check_room, populate
 from asyncpar.elasticity.reduction import Description, GradientLayout
 from asyncpar.elasticity.state import ElasticState, StateIdentity
 from asyncpar.errors import NotFound
-from asyncpar.net.membership.lineage import Lineage
+from asyncpar.hosts.lineage import Lineage
 
 Array: TypeAlias = NDArray[Any]
 

@@ -20,7 +20,7 @@ from asyncpar.elasticity.actor_snapshots import ActorSnapshots
 from asyncpar.elasticity.interruption import program_errors
 from asyncpar.elasticity.plain import decode_plain, encode_plain
 from asyncpar.errors import PeerError, StaleGeneration, UsageError, WorldChanged
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 
 _LOG: Final = logging.getLogger(__name__)
 

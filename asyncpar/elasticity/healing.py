@@ -15,7 +15,7 @@ from asyncpar.elasticity.memory import populate
 from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.state import ElasticState
 from asyncpar.errors import AsyncparError, DivergedState, NotFound, PeerLost, ProtocolError, UsageError
-from asyncpar.net.membership.lineage import Lineage, differs_from_group
+from asyncpar.hosts.lineage import Lineage, differs_from_group
 
 MOST_DONORS = 2
 """The number of donors from which the state is fetched at a time: each of them goes on in new memory."""

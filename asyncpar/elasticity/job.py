@@ -40,7 +40,7 @@ from asyncpar.errors import (
     PeerLost,
     UsageError,
 )
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.net.transport.serving import Serving
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.stage import Stage

@@ -30,8 +30,8 @@ from asyncpar.errors import (
     WorldChanged,
     WorldRevoked,
 )
-from asyncpar.net.membership.lineage import MemberReport
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.lineage import MemberReport
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node, start_node
 

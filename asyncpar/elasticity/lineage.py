@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from asyncpar.net.membership.lineage import DIGEST_BYTES, Lineage
+from asyncpar.hosts.lineage import DIGEST_BYTES, Lineage
 
 BLOCK_BYTES = 4 << 20
 """Bytes of an array that share a checksum; also the size of a newcomer's requests."""

@@ -21,8 +21,8 @@ from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.elasticity.worlds import Membership, OnRevoked
 from asyncpar.errors import LaunchError, PeerLost, ProtocolError, StaleGeneration
-from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.pipe_messages import (
+from asyncpar.hosts.lineage import Lineage, MemberReport
+from asyncpar.hosts.pipe_messages import (
     AgentMessage,
     AllServed,
     ChangeWaits,

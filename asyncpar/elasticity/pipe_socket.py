@@ -19,8 +19,8 @@ from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.pipe import Served
 from asyncpar.elasticity.snapshot_service import RemoteDonor, add_snapshot_service
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
+from asyncpar.hosts.pipe_messages import MOST_BYTES, AgentMessage, RankMessage, decode_agent_line, encode_line
 from asyncpar.net.membership.credentials import read_elastic_credentials
-from asyncpar.net.membership.pipe_messages import MOST_BYTES, AgentMessage, RankMessage, decode_agent_line, encode_line
 from asyncpar.net.security.identity import role_in
 from asyncpar.net.transport.rpc import RpcServer
 

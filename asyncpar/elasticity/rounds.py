@@ -32,7 +32,7 @@ from asyncpar.elasticity.samples import portion_rng
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.transfer import transfer
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.nn.optimizers import Optimizer
 
 POLL_SECONDS = 0.05

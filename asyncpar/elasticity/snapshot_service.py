@@ -27,7 +27,7 @@ from asyncpar.errors import (
     ProtocolError,
     SnapshotTooLarge,
 )
-from asyncpar.net.membership.lineage import Lineage
+from asyncpar.hosts.lineage import Lineage
 from asyncpar.net.security.certificates import Certificates
 from asyncpar.net.security.identity import ANY_RANK, Role
 from asyncpar.net.transport.rpc import Credentials, open_channel

@@ -29,7 +29,7 @@ from asyncpar.elasticity.values import (
     rng_field,
 )
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.lineage import Lineage, first_lineage
+from asyncpar.hosts.lineage import Lineage, first_lineage
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers import MASTER, FlatRange, Optimizer
 from asyncpar.nn.parameter import Parameter

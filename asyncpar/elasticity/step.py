@@ -27,8 +27,8 @@ from asyncpar.elasticity.sharded_optimizer import ShardedGradients
 from asyncpar.elasticity.sharded_step import ShardedStep
 from asyncpar.elasticity.step_machine import StepMachine, StepPhase, Vote, decode_vote, encode_vote
 from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from asyncpar.elasticity.portions import PartialSums, Portions
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.lineage import LINEAGE_BITS, Lineage
+from asyncpar.hosts.lineage import LINEAGE_BITS, Lineage
 
 
 class StepPhase(StrEnum):

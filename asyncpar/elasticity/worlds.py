@@ -14,8 +14,8 @@ from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.rank_place import ForeignPlace
 from asyncpar.elasticity.donors import Donor, SnapshotShelf
 from asyncpar.errors import LaunchError
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.lineage import Decision, Lineage, MemberReport
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.net.transport.serving import Serving
 
 

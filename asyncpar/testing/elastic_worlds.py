@@ -18,14 +18,14 @@ from typing import Any, Final, Self
 
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 from asyncpar.errors import UsageError
+from asyncpar.hosts.lineage import Decision, Lineage
+from asyncpar.hosts.messages import HostCommand, JobOpened, WorldAnnounced, WorldChange
+from asyncpar.hosts.network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import encode_record
 from asyncpar.launch.agents.slot_processes import HostPlace
-from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
-from asyncpar.net.membership.lineage import Decision, Lineage
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_messages import HostCommand, JobOpened, WorldAnnounced, WorldChange
-from asyncpar.net.membership.world_service import WorldService
 from asyncpar.testing.simulation.agents import QuietHost, simulated_job
 from asyncpar.testing.simulation.disk import SimulatedDisk
 from asyncpar.testing.task_slots import Main, TaskProcess, TaskSlots

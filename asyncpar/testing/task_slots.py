@@ -18,10 +18,8 @@ from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepU
 from asyncpar.elasticity.pipe import PipeWorlds, Served
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import LaunchError, PeerLost
-from asyncpar.launch.agents.host_protocol import RankGone, RankWrote, SlotEvent, StartRank, WriteToRank
-from asyncpar.launch.failure import RankEnd
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.pipe_messages import (
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.pipe_messages import (
     AgentMessage,
     JoinWorld,
     RankMessage,
@@ -29,6 +27,8 @@ from asyncpar.net.membership.pipe_messages import (
     decode_rank_line,
     encode_line,
 )
+from asyncpar.launch.agents.host_protocol import RankGone, RankWrote, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.failure import RankEnd
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.links import Links
 

@@ -33,7 +33,7 @@ from asyncpar.elasticity.state import ElasticState
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import UsageError, WorldChanged
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.torch.elastic_state import Arithmetic, ModelState, OptimizerState, checked_optimizers
 
 T = TypeVar("T")

@@ -104,7 +104,7 @@ PLANTED = (
         found_by="tests/multinode",
     ),
     Planted(
-        module="net/membership/restart_budget.py",
+        module="hosts/restart_budget.py",
         right="while known[0] <= now - self.window:",
         wrong="while known[0] < now - 2 * self.window:",
         found_by="tests/launch/agents/test_slot_machines.py",
@@ -176,10 +176,10 @@ PLANTED = (
         found_by="tests/launch/agents/test_fixed_hosts.py",
     ),
     Planted(
-        module="net/membership/fixed_group.py",
+        module="hosts/first_host.py",
         right="if host.version != own.version:",
         wrong="if host.version < own.version:",
-        found_by="tests/net/membership/test_fixed_group.py",
+        found_by="tests/hosts/test_first_host.py",
     ),
     Planted(
         module="train/parallel_layout.py",

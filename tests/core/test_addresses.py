@@ -29,7 +29,7 @@ from asyncpar.core.addresses import (
     split_address,
 )
 from asyncpar.errors import UsageError
-from tests.hosts import need_ipv6
+from tests.ipv6 import need_ipv6
 
 HOSTS = st.one_of(
     st.ip_addresses(v=4).map(str),

@@ -18,12 +18,12 @@ from asyncpar.core.private_files import (
     write_private,
 )
 from asyncpar.dashboard.run_file import RUN_FILE, write_run
+from asyncpar.hosts.votes import DirectoryDisk
 from asyncpar.launch.command_line import write_result
 from asyncpar.launch.options import Streams, parse_streams
 from asyncpar.launch.post_mortem import TailFile
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.reaper import remove
-from asyncpar.net.membership.vote_file import DirectoryDisk
 from asyncpar.observe.dump_folder import write_dumps
 
 

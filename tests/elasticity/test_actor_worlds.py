@@ -13,7 +13,7 @@ from asyncpar.actors.supervision.policy import Backoff, Intensity
 from asyncpar.elasticity.elastic_actor import ElasticActor
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.errors import ActorDown, UsageError, WorldChanged
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 from tests.elasticity.test_actors import Run, count_once, die_once, member, victim_of

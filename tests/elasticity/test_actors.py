@@ -29,7 +29,7 @@ from asyncpar.errors import (
     UsageError,
     WorldChanged,
 )
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import local_world, run_virtual

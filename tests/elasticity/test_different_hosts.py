@@ -18,10 +18,10 @@ from asyncpar.elasticity.settings import check_settings
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import LoneWorld, WorldSource
 from asyncpar.errors import DivergedState, NotFound, UsageError
-from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.next_world import FormWorld
-from asyncpar.net.membership.world_director import ElasticDirector
-from asyncpar.net.membership.world_messages import ChangePending, MemberDismissed
+from asyncpar.hosts.director import ElasticDirector
+from asyncpar.hosts.lineage import Lineage, MemberReport
+from asyncpar.hosts.messages import ChangePending, MemberDismissed
+from asyncpar.hosts.next_world import FormWorld
 from asyncpar.nn.optimizers import SGD, Optimizer, Rule
 from asyncpar.nn.parameter import Parameter
 from asyncpar.parallel.local.outer import OuterConfig

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage
-from asyncpar.net.membership.next_world import JOIN_PATIENCE, FormWorld, WorldRules
-from asyncpar.net.membership.world_director import (
+from asyncpar.hosts.director import (
     LAST_PATIENCE,
     READY_PATIENCE,
     REPORT_PATIENCE,
     DirectorCommand,
     ElasticDirector,
 )
-from asyncpar.net.membership.world_messages import ChangePending, MemberDismissed, WorldEnded, WorldStarted
+from asyncpar.hosts.lineage import Lineage, MemberReport, first_lineage
+from asyncpar.hosts.messages import ChangePending, MemberDismissed, WorldEnded, WorldStarted
+from asyncpar.hosts.next_world import JOIN_PATIENCE, FormWorld, WorldRules
 
 START = first_lineage(b"state")
 

@@ -20,7 +20,7 @@ from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import AsyncparError, PeerLost, WorldChanged
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.parallel.local.outer import OuterConfig

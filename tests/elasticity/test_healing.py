@@ -18,7 +18,7 @@ from asyncpar.elasticity.state import ElasticState, StateIdentity
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import LoneWorld
 from asyncpar.errors import NotFound, PeerLost, SnapshotTooLarge
-from asyncpar.net.membership.lineage import Lineage
+from asyncpar.hosts.lineage import Lineage
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual
 from tests.soak import chosen

@@ -18,7 +18,7 @@ from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import DivergedState, LaunchError, NonFiniteValue, StaleGeneration, UsageError, WorldChanged
-from asyncpar.net.membership.lineage import Decision
+from asyncpar.hosts.lineage import Decision
 from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual

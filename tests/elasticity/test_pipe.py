@@ -21,9 +21,9 @@ from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.pipe_socket import SocketPipe
 from asyncpar.errors import AsyncparError, LaunchError, PeerLost, ProtocolError, StaleGeneration, UsageError
-from asyncpar.net.membership.credentials import create_secret
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport, first_lineage
-from asyncpar.net.membership.pipe_messages import (
+from asyncpar.hosts.lineage import Decision, Lineage, MemberReport, first_lineage
+from asyncpar.hosts.messages import WorldChange
+from asyncpar.hosts.pipe_messages import (
     AgentMessage,
     AllServed,
     ChangeWaits,
@@ -51,7 +51,7 @@ from asyncpar.net.membership.pipe_messages import (
     decode_rank_line,
     encode_line,
 )
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.net.membership.credentials import create_secret
 
 START = first_lineage(b"state")
 

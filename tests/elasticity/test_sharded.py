@@ -16,7 +16,7 @@ from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import DivergedState, NonFiniteValue, StateLost, UsageError
-from asyncpar.net.membership.lineage import Decision
+from asyncpar.hosts.lineage import Decision
 from asyncpar.nn.half import HalfInitializer, HalfParameter
 from asyncpar.nn.optimizers import SGD, Adam, Optimizer
 from asyncpar.nn.parameter import Parameter

@@ -9,7 +9,7 @@ import pytest
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.step_machine import StepMachine, StepPhase, decode_vote, encode_vote
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.lineage import Lineage, MemberReport, first_lineage, is_sound, lineage_at, target_step
+from asyncpar.hosts.lineage import Lineage, MemberReport, first_lineage, is_sound, lineage_at, target_step
 
 CALLS = ("begin", "add", "reduce", "reduced", "update", "prepare", "commit")
 

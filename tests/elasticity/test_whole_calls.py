@@ -16,7 +16,7 @@ from asyncpar.elasticity.elastic_actor import ElasticActor
 from asyncpar.elasticity.job import ElasticJob
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import AsyncparError, StaleGeneration
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import run_virtual

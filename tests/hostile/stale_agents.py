@@ -8,12 +8,12 @@ from typing import Any
 
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
-from asyncpar.net.membership.consensus_messages import DurableState, Entry
-from asyncpar.net.membership.group_codec import decode_message, encode_message
-from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, TakeFrame
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_messages import WorldStatus
-from asyncpar.net.membership.world_service import WorldService
+from asyncpar.hosts.codec import decode_message, encode_message
+from asyncpar.hosts.consensus_messages import DurableState, Entry
+from asyncpar.hosts.messages import WorldStatus
+from asyncpar.hosts.network import AnswerNewcomer, OnDown, OnUp, TakeFrame
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
 
 DELAY = 0.001
 RETRY = 0.1

@@ -26,10 +26,10 @@ from asyncpar._proto.asyncpar.v1 import (
     snapshots_pb2_grpc,
 )
 from asyncpar.core.addresses import split_address
-from asyncpar.net.membership import consensus_messages as consensus
-from asyncpar.net.membership.consensus_messages import Entry, Term
-from asyncpar.net.membership.group_codec import encode_entry, encode_group, encode_message
-from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.hosts import consensus_messages as consensus
+from asyncpar.hosts.codec import encode_entry, encode_group, encode_message
+from asyncpar.hosts.consensus_messages import Entry, Term
+from asyncpar.hosts.group import GroupNode, GroupState
 from asyncpar.net.transport.grpc_stream import FRAMES_METHOD, SERVICE
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, WIRE_VERSION, Handshake, LinkTerms

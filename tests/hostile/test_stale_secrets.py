@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import UsageError
+from asyncpar.hosts import consensus_messages as consensus
+from asyncpar.hosts import messages as worlds
+from asyncpar.hosts.codec import decode_group, encode_entry, encode_group
+from asyncpar.hosts.consensus_messages import Acceptance, Entry, Term
+from asyncpar.hosts.group import GroupNode
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.service import MOST_STRANGERS
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.requests import CancelRequest, DrainRequest
 from asyncpar.launch.agents.views import GroupView
-from asyncpar.net.membership import consensus_messages as consensus
-from asyncpar.net.membership import world_messages as worlds
-from asyncpar.net.membership.consensus_messages import Acceptance, Entry, Term
 from asyncpar.net.membership.credentials import create_secret
-from asyncpar.net.membership.group_codec import decode_group, encode_entry, encode_group
-from asyncpar.net.membership.group_state import GroupNode
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.world_service import MOST_STRANGERS
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.testing import run_virtual
 from tests.hostile.floods import ELASTIC, Flooded, eventually, terminate

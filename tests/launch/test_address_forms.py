@@ -22,7 +22,7 @@ from asyncpar.launch.doctor.peer_service import DOCTOR_PORT
 from asyncpar.launch.host_placement import find_placement
 from asyncpar.launch.options import LaunchOptions, ObserverOptions
 from asyncpar.net.transport.serving import Serving
-from tests.hosts import need_ipv6
+from tests.ipv6 import need_ipv6
 
 PORT = 29_477
 FORMS = ("127.0.0.1", "localhost", "::1", "0:0:0:0:0:0:0:1")

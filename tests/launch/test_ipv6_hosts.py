@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncpar.net.membership.credentials import create_secret
-from tests.hosts import only_ipv6
+from tests.ipv6 import only_ipv6
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asyncpar.core.addresses import split_address
+from tests.hosts.fixed_hosts import until
 from tests.launch.proxies import ResettingProxy
-from tests.net.membership.fixed_hosts import until
 from tests.ports import free_port
 from tests.soak import chosen
 

@@ -11,8 +11,8 @@ import asyncpar as ap
 from asyncpar.bootstrap import attach_alone
 from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.worlds import LoneWorld, Membership
-from asyncpar.net.membership.lineage import Decision, Lineage
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.lineage import Decision, Lineage
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.net.transport.serving import Serving
 from tests.options.effects import effects
 

@@ -12,8 +12,8 @@ import pytest
 import asyncpar as ap
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import UsageError
+from asyncpar.hosts.lineage import Decision
 from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.net.membership.lineage import Decision
 from asyncpar.testing import run_virtual
 from asyncpar.testing.elastic_worlds import ElasticWorlds
 

@@ -22,8 +22,8 @@ from asyncpar.blocking.thread import background
 from asyncpar.elasticity.donors import SnapshotShelf
 from asyncpar.elasticity.worlds import LoneWorld, Membership
 from asyncpar.errors import UsageError, WorldChanged
-from asyncpar.net.membership.lineage import MemberReport
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.lineage import MemberReport
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.torch.elastic_job import ElasticTraining, TorchStep
 from asyncpar.torch.elastic_state import Arithmetic
 from tests.launch.agents.agent_groups import AgentGroup, eventually

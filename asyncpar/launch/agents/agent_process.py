@@ -23,6 +23,8 @@ from asyncpar.core.concurrency.tasks import new_loop
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import UsageError
+from asyncpar.hosts.messages import WorldGroup, WorldStatus
+from asyncpar.hosts.service import WorldService
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.ending import EndRequests
@@ -48,8 +50,6 @@ from asyncpar.launch.job_view import JobOutcome
 from asyncpar.launch.observers import Observers, observe_job
 from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
 from asyncpar.net.membership.host import host_id, host_name
-from asyncpar.net.membership.world_messages import WorldGroup, WorldStatus
-from asyncpar.net.membership.world_service import WorldService
 from asyncpar.observe.summary import JobSummary
 
 _OUTPUT_PATIENCE = 0.2

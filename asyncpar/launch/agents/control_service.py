@@ -13,6 +13,7 @@ import msgspec
 from asyncpar._proto.asyncpar.v1 import agents_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc
 from asyncpar.errors import AsyncparError, AuthenticationError, LaunchError, UsageError
+from asyncpar.hosts.messages import GroupHost, JobClosed, JobOpened, WorldGroup, WorldStatus
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import JobEnd, decode_end, decode_record, encode_record
@@ -28,7 +29,6 @@ from asyncpar.launch.agents.requests import (
     program_version,
 )
 from asyncpar.launch.agents.views import GroupView, HostView, JobView
-from asyncpar.net.membership.world_messages import GroupHost, JobClosed, JobOpened, WorldGroup, WorldStatus
 from asyncpar.net.security.identity import ANY_AGENT
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.net.transport.tls import check_caller

@@ -23,6 +23,49 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.messages import (
+    ChangePending,
+    HostDismissed,
+    HostDraining,
+    HostParked,
+    JobClosed,
+    JobStopped,
+    MemberDied,
+    MemberDismissed,
+    MemberDraining,
+    MemberHealing,
+    MemberLeft,
+    MemberResumed,
+    MemberStopped,
+    MembersWanted,
+    MemberWaits,
+    WorldAnnounced,
+    WorldEnded,
+    WorldStarted,
+    describe_full,
+)
+from asyncpar.hosts.pipe_messages import (
+    AgentMessage,
+    AllServed,
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    JoinWorld,
+    LeaseWanted,
+    LeaveJob,
+    LeaveRefused,
+    LeaveWanted,
+    NotAdmitted,
+    RankMessage,
+    StateReached,
+    Withdraw,
+    Withdrawn,
+    WorldOver,
+)
+from asyncpar.hosts.restart_budget import RestartBudget
 from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     GrantLease,
@@ -44,49 +87,6 @@ from asyncpar.launch.agents.host_protocol import (
 from asyncpar.launch.agents.job_record import JobEnd, SubmittedJob, decode_end, encode_record
 from asyncpar.launch.agents.rank_dialogue import event_for_leader, world_for_rank
 from asyncpar.launch.failure import RankEnd, describe
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.pipe_messages import (
-    AgentMessage,
-    AllServed,
-    ChangeWaits,
-    DonorsFound,
-    DonorsWanted,
-    Drained,
-    JobOver,
-    JoinWorld,
-    LeaseWanted,
-    LeaveJob,
-    LeaveRefused,
-    LeaveWanted,
-    NotAdmitted,
-    RankMessage,
-    StateReached,
-    Withdraw,
-    Withdrawn,
-    WorldOver,
-)
-from asyncpar.net.membership.restart_budget import RestartBudget
-from asyncpar.net.membership.world_messages import (
-    ChangePending,
-    HostDismissed,
-    HostDraining,
-    HostParked,
-    JobClosed,
-    JobStopped,
-    MemberDied,
-    MemberDismissed,
-    MemberDraining,
-    MemberHealing,
-    MemberLeft,
-    MemberResumed,
-    MemberStopped,
-    MembersWanted,
-    MemberWaits,
-    WorldAnnounced,
-    WorldEnded,
-    WorldStarted,
-    describe_full,
-)
 from asyncpar.net.security.identity import add_role, rank_role
 
 _DRAINED = "it was drained"

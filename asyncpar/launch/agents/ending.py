@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import msgspec
 
 from asyncpar.core.signals import TERMINATING
+from asyncpar.hosts.messages import JobClosed, WorldGroup
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob, encode_record
-from asyncpar.net.membership.world_messages import JobClosed, WorldGroup
 
 
 class EndRequests:

@@ -13,6 +13,9 @@ import msgspec
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.errors import UsageError
+from asyncpar.hosts.first_host import FirstHost, Introduction
+from asyncpar.hosts.further_host import FurtherHost
+from asyncpar.hosts.messages import JobOpened, WorldGroup
 from asyncpar.launch.agents.ending import EndRequests
 from asyncpar.launch.agents.group_watch import AskHost, GroupNow, GroupWatch, group_of_status
 from asyncpar.launch.agents.host_agent import HostAgent
@@ -25,10 +28,7 @@ from asyncpar.launch.job_service import serve_job
 from asyncpar.launch.job_view import JobOutcome, describe_job
 from asyncpar.launch.observers import observe_job
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.net.membership.fixed_group import FirstHost, Introduction
-from asyncpar.net.membership.further_host import FurtherHost
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.membership.world_messages import JobOpened, WorldGroup
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 _NUMBER = 1

@@ -11,15 +11,15 @@ from pathlib import Path
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc, membership_pb2_grpc
 from asyncpar.core.addresses import host_of_peer, split_address
 from asyncpar.errors import AuthenticationError
+from asyncpar.hosts.network import RpcGroupNetwork
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.display import Display
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.net.membership.group_peers import RpcGroupNetwork
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_service import WorldService
 from asyncpar.net.transport.refusals import Refusals
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 

@@ -17,6 +17,7 @@ import msgspec
 
 from asyncpar.errors import AsyncparError
 from asyncpar.harmless import harmless_values
+from asyncpar.hosts.messages import WorldStatus, shown_host
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.host_protocol import ShowWorld
 from asyncpar.launch.agents.job_record import ElasticMode, decode_record
@@ -24,7 +25,6 @@ from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
 from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView
 from asyncpar.launch.host_watch import ENDED, HostWatch
-from asyncpar.net.membership.world_messages import WorldStatus, shown_host
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.alarms import find_alarms
 from asyncpar.observe.summary import (

@@ -15,6 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpar.core.addresses import free_port
 from asyncpar.errors import LaunchError, ProtocolError, UsageError
+from asyncpar.hosts.messages import (
+    HostCommand,
+    HostDismissed,
+    HostParked,
+    JobClosed,
+    JobOpened,
+    JobWaits,
+    WorldGroup,
+)
+from asyncpar.hosts.pipe_messages import LeaseGranted
 from asyncpar.launch.agents.host_protocol import (
     AbandonRank,
     AnnounceExit,
@@ -48,17 +58,7 @@ from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.reaper_client import ReaperClient
-from asyncpar.net.membership.pipe_messages import LeaseGranted
 from asyncpar.net.membership.service import RendezvousService
-from asyncpar.net.membership.world_messages import (
-    HostCommand,
-    HostDismissed,
-    HostParked,
-    JobClosed,
-    JobOpened,
-    JobWaits,
-    WorldGroup,
-)
 
 if TYPE_CHECKING:
     from asyncpar.launch.agents.elastic_ranks import ElasticRanks

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncpar.core.observe.agent_line import Loss
+from asyncpar.hosts.messages import HostCommand, HostEvent
+from asyncpar.hosts.pipe_messages import AgentMessage, RankMessage
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.vitals import RankState
 from asyncpar.launch.wait_board import WaitReport
-from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage
-from asyncpar.net.membership.world_messages import HostCommand, HostEvent
 
 
 @dataclass(frozen=True, slots=True)

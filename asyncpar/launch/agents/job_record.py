@@ -10,10 +10,10 @@ import msgspec
 
 from asyncpar import __version__
 from asyncpar.errors import ProtocolError
+from asyncpar.hosts.messages import WorldTerms
+from asyncpar.hosts.total_loss import OnTotalLoss
 from asyncpar.launch.options import LaunchOptions, ProgramKind, StreamChoice
 from asyncpar.launch.vitals import SilenceLimits
-from asyncpar.net.membership.total_loss import OnTotalLoss
-from asyncpar.net.membership.world_messages import WorldTerms
 
 _UNBOUNDED = 7 * 24 * 3600.0
 """Seconds that ranks have to report where silent ones are never ended."""

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from asyncpar.net.membership.pipe_messages import (
+from asyncpar.hosts.messages import (
+    HostEvent,
+    MemberArrived,
+    MemberDied,
+    MemberFailed,
+    MemberLeft,
+    MemberProgressed,
+    MemberReady,
+    MemberReported,
+    MemberWithdrawn,
+    WorldAnnounced,
+)
+from asyncpar.hosts.pipe_messages import (
     DonorsWanted,
     JoinWorld,
     LeaseWanted,
@@ -17,18 +29,6 @@ from asyncpar.net.membership.pipe_messages import (
     Withdraw,
     WorldFormed,
     WorldReport,
-)
-from asyncpar.net.membership.world_messages import (
-    HostEvent,
-    MemberArrived,
-    MemberDied,
-    MemberFailed,
-    MemberLeft,
-    MemberProgressed,
-    MemberReady,
-    MemberReported,
-    MemberWithdrawn,
-    WorldAnnounced,
 )
 from asyncpar.net.security.identity import role_in
 

@@ -20,6 +20,31 @@ import msgspec
 from asyncpar.core.addresses import split_address
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.rank_reports import Phase
+from asyncpar.hosts.lineage import Lineage, MemberReport
+from asyncpar.hosts.messages import (
+    ChangePending,
+    HostDismissed,
+    HostDraining,
+    HostLost,
+    HostParked,
+    JobClosed,
+    JobStopped,
+    MemberArrived,
+    MemberDismissed,
+    MemberLeft,
+    MemberNotice,
+    MemberProgressed,
+    MemberReady,
+    MemberReported,
+    MembersWanted,
+    MemberWaits,
+    WorldAnnounced,
+    WorldEnded,
+    WorldNotice,
+    WorldStarted,
+    shown_host,
+)
+from asyncpar.hosts.restart_budget import RestartBudget
 from asyncpar.launch.agents.host_protocol import (
     AbandonRank,
     AnnounceExit,
@@ -61,31 +86,6 @@ from asyncpar.launch.agents.restarted_world import (
 from asyncpar.launch.failure import RankEnd, describe_cause
 from asyncpar.launch.vitals import Condition, RankState, SilentRanks, describe_state
 from asyncpar.launch.wait_board import WaitReport, name_missing
-from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.restart_budget import RestartBudget
-from asyncpar.net.membership.world_messages import (
-    ChangePending,
-    HostDismissed,
-    HostDraining,
-    HostLost,
-    HostParked,
-    JobClosed,
-    JobStopped,
-    MemberArrived,
-    MemberDismissed,
-    MemberLeft,
-    MemberNotice,
-    MemberProgressed,
-    MemberReady,
-    MemberReported,
-    MembersWanted,
-    MemberWaits,
-    WorldAnnounced,
-    WorldEnded,
-    WorldNotice,
-    WorldStarted,
-    shown_host,
-)
 
 _ANSWER_SECONDS = 3.0
 """Seconds that an interrupted launcher without ranks waits until the group has ended the job."""

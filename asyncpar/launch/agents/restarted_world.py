@@ -9,11 +9,11 @@ import msgspec
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.errors import ProtocolError
+from asyncpar.hosts.messages import PlacedMember, WorldAnnounced, shown_host
 from asyncpar.launch.agents.job_record import JobEnd
 from asyncpar.launch.failure import LEFT_EARLY, RankEnd, add_leavers, choose_first, describe
 from asyncpar.launch.vitals import NO_LIMITS, Condition, SilentRanks
 from asyncpar.launch.wait_board import WaitBoard, WaitReport
-from asyncpar.net.membership.world_messages import PlacedMember, WorldAnnounced, shown_host
 
 _REASON_SECONDS = 0.3
 """Seconds from the failure of a rank until the others are ended, in which those that lost it can report it."""

@@ -17,6 +17,8 @@ from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.waits import CONDITION_WORDS
 from asyncpar.errors import ProtocolError
+from asyncpar.hosts.director import STOPPED_PATIENCE
+from asyncpar.hosts.pipe_messages import MOST_BYTES, decode_rank_line, encode_line
 from asyncpar.launch.agents.host_protocol import (
     ConditionChanged,
     RankGone,
@@ -42,8 +44,6 @@ from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
 from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
-from asyncpar.net.membership.pipe_messages import MOST_BYTES, decode_rank_line, encode_line
-from asyncpar.net.membership.world_director import STOPPED_PATIENCE
 
 _LAST_WORDS = 0.2
 """Seconds for which the pipe of a process that has ended is still read."""

@@ -16,6 +16,11 @@ from typing import Any, Final
 
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.errors import AsyncparError
+from asyncpar.hosts.director import STOPPED_PATIENCE
+from asyncpar.hosts.messages import JobOpened
+from asyncpar.hosts.pipe_messages import decode_agent_line, encode_line
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.launch.agents.host_agent import HostAgent
 from asyncpar.launch.agents.host_protocol import (
     RankGone,
@@ -30,11 +35,6 @@ from asyncpar.launch.agents.job_record import ElasticMode, JobEnd, SubmittedJob,
 from asyncpar.launch.agents.slot_processes import HostPlace
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
-from asyncpar.net.membership.pipe_messages import decode_agent_line, encode_line
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_director import STOPPED_PATIENCE
-from asyncpar.net.membership.world_messages import JobOpened
-from asyncpar.net.membership.world_service import WorldService
 from asyncpar.testing.simulation.cluster import AGENT, SimulatedCluster
 from asyncpar.testing.simulation.disk import SimulatedDisk
 from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of

@@ -1,6 +1,6 @@
 """The disk of a simulated node: unsynced data is lost when the machine goes down, and the last write may be torn.
 
-The methods are those that files of voters need (see ``net/membership``).  All raise ``OSError``.
+The methods are those that files of voters need (see ``hosts/votes.py``).  All raise ``OSError``.
 """
 
 from __future__ import annotations

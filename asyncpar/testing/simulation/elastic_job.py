@@ -11,7 +11,7 @@ from asyncpar.elasticity import job as elastic_job
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.worlds import WorldSource
 from asyncpar.errors import LaunchError
-from asyncpar.net.membership.total_loss import ALL_LOST
+from asyncpar.hosts.total_loss import ALL_LOST
 from asyncpar.testing.simulation.agents import SimulatedAgents, simulated_job
 from asyncpar.testing.simulation.cluster import SimulatedCluster
 from asyncpar.testing.simulation.job import JobRecord

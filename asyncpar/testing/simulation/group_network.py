@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
-from asyncpar.net.membership.group_codec import decode_message, encode_message
-from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, TakeFrame
+from asyncpar.hosts.codec import decode_message, encode_message
+from asyncpar.hosts.network import AnswerNewcomer, OnDown, OnUp, TakeFrame
 from asyncpar.testing.simulation.network import RESET, SimulatedNetwork, SimulatedPipe
 from asyncpar.testing.simulation.process import CURRENT, SimulatedProcess
 

@@ -13,8 +13,8 @@ from asyncpar.core.config.world import World
 from asyncpar.elasticity.donors import SnapshotDescription, SnapshotShelf, StepUpdate
 from asyncpar.elasticity.pipe import Served
 from asyncpar.errors import PeerLost
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.pipe_messages import AgentMessage, RankMessage, decode_rank_line, encode_line
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.pipe_messages import AgentMessage, RankMessage, decode_rank_line, encode_line
 from asyncpar.testing.simulation.connector import SimConnector
 from asyncpar.testing.simulation.group_network import address_of, node_at
 from asyncpar.testing.simulation.network import SimulatedNetwork

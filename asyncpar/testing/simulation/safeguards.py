@@ -33,9 +33,9 @@ from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.step_machine import Vote
 from asyncpar.errors import UsageError
+from asyncpar.hosts import director, lineage, next_world
+from asyncpar.hosts.lineage import Lineage, MemberReport
 from asyncpar.net.arena.segment import Segment
-from asyncpar.net.membership import lineage, next_world, world_director
-from asyncpar.net.membership.lineage import Lineage, MemberReport
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.machine import Answer, Defer, Negotiator, Proposal
 from asyncpar.net.transport.messages import MessageInbox
@@ -244,7 +244,7 @@ def _most_popular() -> tuple[Patch, ...]:
 
     return (
         (next_world, "target_step", target),
-        (world_director, "agreed_lineage", agreed),
+        (director, "agreed_lineage", agreed),
     )
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import asyncpar as ap
 from asyncpar.errors import AsyncparError, WorldChanged
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.nn.optimizers import SGD, Optimizer
 from asyncpar.nn.parameter import Parameter
 from scripts.bench.chaos.elastic_rank import Log, begun, log_commit

@@ -9,15 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 from asyncpar.elasticity.commit_lease import CommitLease
+from asyncpar.hosts import consensus, group, next_world
+from asyncpar.hosts.consensus import ConsensusNode
+from asyncpar.hosts.consensus_messages import DurableState, Promise
+from asyncpar.hosts.group import LAST_HOLDER_SECONDS, AgentSilence, HostFacts
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
+from asyncpar.hosts.worlds import ProposeState, StateDecided, WorldMachine
 from asyncpar.launch.agents import host_agent
-from asyncpar.net.membership import agent_silence, consensus, next_world
-from asyncpar.net.membership.agent_silence import LAST_HOLDER_SECONDS, AgentSilence
-from asyncpar.net.membership.consensus import ConsensusNode
-from asyncpar.net.membership.consensus_messages import DurableState, Promise
-from asyncpar.net.membership.host_facts import HostFacts
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_service import WorldService
-from asyncpar.net.membership.worlds import ProposeState, StateDecided, WorldMachine
 from asyncpar.testing.simulation import Fault
 from tests.launch.agents.simulation import Group
 
@@ -142,7 +141,7 @@ MISSING: dict[str, Missing] = {
     "lease-margin": Missing(
         prevents="hosts are given up before they are parked",
         group=_cut(0.0),
-        patches=((agent_silence, "LAST_HOLDER_SECONDS", 1.0), (agent_silence, "SILENT_SECONDS", 1.0)),
+        patches=((group, "LAST_HOLDER_SECONDS", 1.0), (group, "SILENT_SECONDS", 1.0)),
     ),
     "commit-lease": Missing(
         prevents="a host that was stopped, and is given up, commits a step as it wakes",
@@ -164,7 +163,7 @@ MISSING: dict[str, Missing] = {
         group=_cut(2.5),
         patches=(
             (ConsensusNode, "_beaten", _hears_any),
-            (agent_silence, "LAST_HOLDER_SECONDS", 3.5),  # before connections that are silent break
+            (group, "LAST_HOLDER_SECONDS", 3.5),  # before connections that are silent break
         ),
     ),
     "each-once": Missing(

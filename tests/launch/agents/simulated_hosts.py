@@ -21,16 +21,11 @@ from asyncpar.core.observe.rank_reports import FailureReport
 from asyncpar.elasticity.commit_lease import CommitLease
 from asyncpar.elasticity.interruption import Interruption
 from asyncpar.errors import AsyncparError, LaunchError
-from asyncpar.launch.agents.host_agent import HostAgent
-from asyncpar.launch.agents.host_protocol import RankGone, RankPlace, RankWrote, SlotEvent, StartRank, WriteToRank
-from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob, encode_record
-from asyncpar.launch.agents.slot_processes import HostPlace
-from asyncpar.launch.failure import RankEnd
-from asyncpar.launch.options import ProgramKind
-from asyncpar.net.membership import consensus_messages as consensus
-from asyncpar.net.membership.consensus_messages import Entry, Term
-from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.pipe_messages import (
+from asyncpar.hosts import consensus_messages as consensus
+from asyncpar.hosts.consensus_messages import Entry, Term
+from asyncpar.hosts.lineage import Lineage, MemberReport
+from asyncpar.hosts.messages import HostCommand, JobOpened
+from asyncpar.hosts.pipe_messages import (
     AgentMessage,
     AllServed,
     ChangeWaits,
@@ -51,10 +46,15 @@ from asyncpar.net.membership.pipe_messages import (
     WorldOver,
     WorldReport,
 )
-from asyncpar.net.membership.total_loss import OnTotalLoss
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_messages import HostCommand, JobOpened
-from asyncpar.net.membership.world_service import WorldService
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.total_loss import OnTotalLoss
+from asyncpar.hosts.votes import VoteFile
+from asyncpar.launch.agents.host_agent import HostAgent
+from asyncpar.launch.agents.host_protocol import RankGone, RankPlace, RankWrote, SlotEvent, StartRank, WriteToRank
+from asyncpar.launch.agents.job_record import ElasticMode, SubmittedJob, encode_record
+from asyncpar.launch.agents.slot_processes import HostPlace
+from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.options import ProgramKind
 from asyncpar.testing.simulation import note
 from asyncpar.testing.simulation.cluster import SimulatedCluster
 from asyncpar.testing.simulation.group_network import SimulatedGroupNetwork, address_of, running

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from asyncpar.launch.agents.job_record import ElasticMode
-from asyncpar.net.membership.group_codec import decode_group
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.codec import decode_group
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.messages import (
     HostParked,
     JobClosed,
     JobOpened,
@@ -20,6 +19,7 @@ from asyncpar.net.membership.world_messages import (
     WorldEnded,
     WorldStarted,
 )
+from asyncpar.launch.agents.job_record import ElasticMode
 from asyncpar.testing.simulation import Conditions, Fault, SimulationNote, draw_faults
 from asyncpar.testing.simulation.cluster import SimulatedCluster
 from asyncpar.testing.simulation.loop import SimulationLoop

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from asyncpar.errors import UsageError
+from asyncpar.hosts.messages import JobOpened, WorldStatus
 from asyncpar.launch.agents.agent_options import AgentOptions
 from asyncpar.launch.agents.agent_process import AgentProcess, compare_job
 from asyncpar.launch.agents.job_record import OF_ONE_LAUNCHER, OPTIONS, ElasticMode, SubmittedJob, encode_record
 from asyncpar.launch.cli import main
-from asyncpar.net.membership.world_messages import JobOpened, WorldStatus
 from tests.launch.agents.simulated_hosts import record
 
 JOB = record((1, 2))

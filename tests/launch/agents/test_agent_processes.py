@@ -614,9 +614,9 @@ def test_a_joining_rank_with_other_settings_or_another_program_learns_what_diffe
 
 HURRIED = """
     from asyncpar.__main__ import main
-    from asyncpar.net.membership import group_entry
+    from asyncpar.hosts import entry
 
-    group_entry._ENTER_SECONDS = 0.5
+    entry._ENTER_SECONDS = 0.5
     main()
 """
 """The command, which gives an agent that it joins less time to answer than users' commands do."""

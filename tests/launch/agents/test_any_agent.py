@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc
 from asyncpar.errors import UsageError
+from asyncpar.hosts.messages import JobOpened
+from asyncpar.hosts.network import RpcGroupNetwork
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.launch.agents.any_agent import AnyAgent
 from asyncpar.launch.agents.control_client import ControlClient, NoAgent
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.job_record import decode_record, encode_record
 from asyncpar.launch.agents.requests import CancelRequest, SubmitRequest
 from asyncpar.launch.agents.views import GroupView, HostView
-from asyncpar.net.membership.group_peers import RpcGroupNetwork
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_messages import JobOpened
-from asyncpar.net.membership.world_service import WorldService
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.testing import run_virtual
 from tests.launch.agents.simulated_hosts import record

@@ -14,6 +14,11 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import agents_pb2_grpc
 from asyncpar.errors import AuthenticationError, UsageError
+from asyncpar.hosts import entry
+from asyncpar.hosts.messages import JobOpened
+from asyncpar.hosts.network import RpcGroupNetwork
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.launch.agents.control_client import ControlClient
 from asyncpar.launch.agents.control_service import ControlService
 from asyncpar.launch.agents.group_credentials import find_credentials
@@ -21,12 +26,7 @@ from asyncpar.launch.agents.job_record import ElasticMode, encode_record
 from asyncpar.launch.agents.requests import SubmitRequest
 from asyncpar.launch.agents.submission import adopt_credentials
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.net.membership import group_entry
 from asyncpar.net.membership.credentials import load_certificates, read_secret
-from asyncpar.net.membership.group_peers import RpcGroupNetwork
-from asyncpar.net.membership.vote_file import VoteFile
-from asyncpar.net.membership.world_messages import JobOpened
-from asyncpar.net.membership.world_service import WorldService
 from asyncpar.net.security import issuing
 from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -181,7 +181,7 @@ async def test_an_agent_with_certificates_learns_that_the_group_has_none(homes: 
 async def test_a_directory_that_was_copied_to_two_hosts_is_named(
     homes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_entry, "_ENTER_SECONDS", 1.0)  # in which the first of them might turn out to be dead
+    monkeypatch.setattr(entry, "_ENTER_SECONDS", 1.0)  # in which the first of them might turn out to be dead
     async with group_of(tmp_path, homes) as group:
         await group.start("one", group.of(0))
         await group.start("two", group.of(1))

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncpar.hosts.messages import GroupHost, JobOpened, PlacedMember, WorldStatus
 from asyncpar.launch.agents.group_watch import (
     GroupNow,
     GroupWatch,
@@ -30,7 +31,6 @@ from asyncpar.launch.agents.requests import HostObserved, ObserveRequest
 from asyncpar.launch.agents.restarted_world import HostRanks
 from asyncpar.launch.agents.views import GroupView, HostView, JobView, RankView
 from asyncpar.launch.host_watch import HostWatch
-from asyncpar.net.membership.world_messages import GroupHost, JobOpened, PlacedMember, WorldStatus
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.observe.summary import HostSummary, JobSummary, RankAnswer, RankReport, RankSummary, pack, unpack
 from tests.launch.agents.agent_groups import TRAINING, AgentGroup, eventually

@@ -12,6 +12,20 @@ import pytest
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.rank_reports import FailureReport, Phase
 from asyncpar.core.observe.waits import CONDITION_WORDS, WaitNotice
+from asyncpar.hosts.group import GroupNode, GroupState
+from asyncpar.hosts.messages import HostLost, JobOpened, JobWaits
+from asyncpar.hosts.worlds import (
+    CommandHosts,
+    HostReported,
+    LeaderCommand,
+    NodeGone,
+    NodeJoined,
+    ProposeState,
+    StateDecided,
+    WorldEvent,
+    WorldMachine,
+    WorldTick,
+)
 from asyncpar.launch.agents.host_protocol import (
     AnnounceExit,
     HostTick,
@@ -37,20 +51,6 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
-from asyncpar.net.membership.group_state import GroupNode, GroupState
-from asyncpar.net.membership.world_messages import HostLost, JobOpened, JobWaits
-from asyncpar.net.membership.worlds import (
-    CommandHosts,
-    HostReported,
-    LeaderCommand,
-    NodeGone,
-    NodeJoined,
-    ProposeState,
-    StateDecided,
-    WorldEvent,
-    WorldMachine,
-    WorldTick,
-)
 
 
 def job(

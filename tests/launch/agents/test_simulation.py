@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
+from asyncpar.hosts.messages import HostParked
 from asyncpar.launch.agents.host_protocol import NotifyLeader
 from asyncpar.launch.agents.job_record import ElasticMode
 from asyncpar.launch.agents.restarted_ranks import RestartedRanks
-from asyncpar.net.membership.world_messages import HostParked
 from asyncpar.testing.simulation import Fault
 from tests.launch.agents.safeguards import ALL, LAST, MISSING, without
 from tests.launch.agents.simulated_hosts import Committed, Decided, Leads, Received

@@ -13,6 +13,48 @@ from msgspec.structs import replace
 
 from asyncpar.core.observe.rank_reports import Phase
 from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.hosts.lineage import Decision, Lineage
+from asyncpar.hosts.messages import (
+    ChangePending,
+    HostDraining,
+    HostParked,
+    JobClosed,
+    JobStopped,
+    MemberArrived,
+    MemberDied,
+    MemberDismissed,
+    MemberDraining,
+    MemberFailed,
+    MemberHealing,
+    MemberLeft,
+    MemberReady,
+    MemberReported,
+    MemberResumed,
+    MemberStopped,
+    MembersWanted,
+    MemberWaits,
+    PlacedMember,
+    WorldAnnounced,
+    WorldChange,
+    WorldEnded,
+    WorldStarted,
+)
+from asyncpar.hosts.pipe_messages import (
+    ChangeWaits,
+    DonorsFound,
+    DonorsWanted,
+    Drained,
+    JobOver,
+    JoinWorld,
+    LeaseWanted,
+    LeaveJob,
+    LeaveRefused,
+    LeaveWanted,
+    NotAdmitted,
+    WorldFormed,
+    WorldOver,
+)
+from asyncpar.hosts.restart_budget import RestartBudget
 from asyncpar.launch.agents.agent_options import AgentOptions, parse_address, parse_join
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
 from asyncpar.launch.agents.host_protocol import (
@@ -50,48 +92,6 @@ from asyncpar.launch.agents.views import GroupView, HostView, RankView, show_gro
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.net.membership.lineage import Decision, Lineage
-from asyncpar.net.membership.pipe_messages import (
-    ChangeWaits,
-    DonorsFound,
-    DonorsWanted,
-    Drained,
-    JobOver,
-    JoinWorld,
-    LeaseWanted,
-    LeaveJob,
-    LeaveRefused,
-    LeaveWanted,
-    NotAdmitted,
-    WorldFormed,
-    WorldOver,
-)
-from asyncpar.net.membership.restart_budget import RestartBudget
-from asyncpar.net.membership.world_messages import (
-    ChangePending,
-    HostDraining,
-    HostParked,
-    JobClosed,
-    JobStopped,
-    MemberArrived,
-    MemberDied,
-    MemberDismissed,
-    MemberDraining,
-    MemberFailed,
-    MemberHealing,
-    MemberLeft,
-    MemberReady,
-    MemberReported,
-    MemberResumed,
-    MemberStopped,
-    MembersWanted,
-    MemberWaits,
-    PlacedMember,
-    WorldAnnounced,
-    WorldChange,
-    WorldEnded,
-    WorldStarted,
-)
 
 
 def record(mode: ElasticMode, *, slots: int = 1, spares: int = 0, restarts: int = 1) -> SubmittedJob:

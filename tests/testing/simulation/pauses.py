@@ -10,12 +10,12 @@ from typing import Any
 from unittest.mock import patch
 
 from asyncpar.elasticity.pipe import PipeWorlds
+from asyncpar.hosts import group, service
+from asyncpar.hosts.director import ElasticDirector
+from asyncpar.hosts.group import HostFacts
+from asyncpar.hosts.messages import HostEvent, HostLeaving, WorldAnnounced, WorldStarted
 from asyncpar.launch.agents import elastic_ranks
 from asyncpar.launch.agents.elastic_ranks import ElasticRanks
-from asyncpar.net.membership import agent_silence, world_service
-from asyncpar.net.membership.host_facts import HostFacts
-from asyncpar.net.membership.world_director import ElasticDirector
-from asyncpar.net.membership.world_messages import HostEvent, HostLeaving, WorldAnnounced, WorldStarted
 from asyncpar.testing.simulation import Fault, SimulationResult, simulate
 from tests.testing.simulation.programs import bits, check_bits
 
@@ -152,7 +152,7 @@ MISSING: dict[str, Missing] = {
     "last-holders": Missing(
         prevents="a leader gives up the last hosts that have the state because they pause",
         siege=Siege(size=2, witnesses=1, kinds=("kill",), of_others=("isolate", "pause"), pair_chance=1.0),
-        patches=((agent_silence, "LAST_HOLDER_SECONDS", agent_silence.SILENT_SECONDS),),
+        patches=((group, "LAST_HOLDER_SECONDS", group.SILENT_SECONDS),),
     ),
     "addresses-once": Missing(
         prevents="a rank dies of addresses that come after its world was revoked",
@@ -166,7 +166,7 @@ MISSING: dict[str, Missing] = {
     "leaving-is-a-fact": Missing(
         prevents="only a leader that leaves, too, was notified that a host leaves, and its vote is missed for good",
         siege=LEAVING,
-        patches=((HostFacts, "note", _forgets_who_leaves), (world_service, "_LEAVE_SECONDS", 3.0)),
+        patches=((HostFacts, "note", _forgets_who_leaves), (service, "_LEAVE_SECONDS", 3.0)),
     ),
     "leavers-keep-nothing": Missing(
         prevents="a host leaves with the state while the only other one that has it pauses",

@@ -12,7 +12,7 @@ import numpy as np
 
 import asyncpar as ap
 from asyncpar.core.config.transport import LINK_SECONDS
-from asyncpar.net.membership.next_world import UNREACHABLE_WORLDS
+from asyncpar.hosts.next_world import UNREACHABLE_WORLDS
 from asyncpar.testing.simulation import SimulationResult, note
 
 STEPS = 3

@@ -15,11 +15,11 @@ import numpy as np
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import DivergedState, LaunchError, PeerError, StaleGeneration
+from asyncpar.hosts.group import LAST_HOLDER_SECONDS, SILENT_SECONDS
 from asyncpar.net.arena import formation
 from asyncpar.net.arena.channel import Channel, Offer, Turn
 from asyncpar.net.arena.segment import HEADER_BYTES, Segment
 from asyncpar.net.arena.settings import LEAST_BYTES, ArenaSettings
-from asyncpar.net.membership.agent_silence import LAST_HOLDER_SECONDS, SILENT_SECONDS
 from asyncpar.net.transport.negotiation import LINK_UP_SECONDS
 from asyncpar.testing import run_virtual
 from asyncpar.testing.simulation import Conditions, Fault, SimulationResult, note

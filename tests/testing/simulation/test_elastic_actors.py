@@ -11,7 +11,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.elasticity.elastic_actor import ElasticActor
 from asyncpar.errors import PeerError, StaleGeneration
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 from asyncpar.testing.simulation import Fault, SimulationResult, explore, note, simulate
 from asyncpar.testing.simulation.faults import KINDS
 from tests.soak import chosen

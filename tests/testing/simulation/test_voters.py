@@ -6,8 +6,8 @@ import asyncio
 import pickle
 from random import Random
 
-from asyncpar.net.membership.consensus import ConsensusNode
-from asyncpar.net.membership.consensus_messages import (
+from asyncpar.hosts.consensus import ConsensusNode
+from asyncpar.hosts.consensus_messages import (
     Command,
     ConsensusTick,
     DurableState,

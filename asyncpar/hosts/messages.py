@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
+from asyncpar.hosts.lineage import Decision, Lineage, MemberReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
-from asyncpar.net.membership.fixed_group import Introduction, NumberedStream
-from asyncpar.net.membership.group_codec import decode_message, encode_message
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.codec import decode_message, encode_message
+from asyncpar.hosts.first_host import Introduction, NumberedStream
+from asyncpar.hosts.messages import (
     GroupHost,
     HostCommand,
     HostEvent,

@@ -7,9 +7,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from asyncpar.net.membership.host_facts import HostFacts
-from asyncpar.net.membership.lineage import MemberReport, first_lineage
-from asyncpar.net.membership.world_messages import HostEvent, MemberArrived, MemberProgressed, WorldTerms
+from asyncpar.hosts.group import HostFacts
+from asyncpar.hosts.lineage import MemberReport, first_lineage
+from asyncpar.hosts.messages import HostEvent, MemberArrived, MemberProgressed, WorldTerms
 
 START = first_lineage(b"state")
 VALUES = {

@@ -14,12 +14,12 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.net.membership.consensus_messages import DurableState, Entry, Term
-from asyncpar.net.membership.group_codec import decode_entry, encode_entry, encode_group
-from asyncpar.net.membership.group_entry import find_place, found_group
-from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
-from asyncpar.net.membership.group_state import GroupNode, GroupState
-from asyncpar.net.membership.vote_file import VoteFile
+from asyncpar.hosts.codec import decode_entry, encode_entry, encode_group
+from asyncpar.hosts.consensus_messages import DurableState, Entry, Term
+from asyncpar.hosts.entry import find_place, found_group
+from asyncpar.hosts.group import GroupNode, GroupState
+from asyncpar.hosts.network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
+from asyncpar.hosts.votes import VoteFile
 from asyncpar.testing import run_virtual
 
 OLD = GroupNode(node="a#old", name="a", address="a:1")
@@ -128,9 +128,9 @@ def test_votes_of_another_host_are_refused() -> None:
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from asyncpar.net.membership.consensus import ConsensusNode
-    from asyncpar.net.membership.consensus_messages import *
-    from asyncpar.net.membership.vote_file import VoteFile
+    from asyncpar.hosts.consensus import ConsensusNode
+    from asyncpar.hosts.consensus_messages import *
+    from asyncpar.hosts.votes import VoteFile
 
     votes = VoteFile(Path(sys.argv[1]), job="agents")
     entry = Entry(generation=0, voters=("a", "b", "c"), nodes=("a", "b", "c"))

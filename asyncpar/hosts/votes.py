@@ -16,7 +16,7 @@ import msgspec
 from asyncpar.core.private_files import open_private
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.net.membership.consensus_messages import DurableState
+from asyncpar.hosts.consensus_messages import DurableState
 
 _MAGIC = b"asyncpar votes 1\n"
 _MOST_BYTES = 16 << 20

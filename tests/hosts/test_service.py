@@ -10,10 +10,10 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 from asyncpar.errors import LaunchError
-from asyncpar.net.membership.group_network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
-from asyncpar.net.membership.vote_file import VoteFile, VoteFileError
-from asyncpar.net.membership.world_messages import HostDraining, JobOpened, WorldTerms
-from asyncpar.net.membership.world_service import WorldService
+from asyncpar.hosts.messages import HostDraining, JobOpened, WorldTerms
+from asyncpar.hosts.network import AnswerNewcomer, OnDown, OnUp, PeerConnection, TakeFrame
+from asyncpar.hosts.service import WorldService
+from asyncpar.hosts.votes import VoteFile, VoteFileError
 from asyncpar.testing import run_virtual
 
 

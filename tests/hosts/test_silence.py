@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from asyncpar.net.membership.agent_silence import (
+from asyncpar.hosts.group import (
     LAST_HOLDER_SECONDS,
     PARKED_SECONDS,
     QUIET_SECONDS,
     SILENT_SECONDS,
     AgentSilence,
+    GroupNode,
+    GroupState,
 )
-from asyncpar.net.membership.group_state import GroupNode, GroupState
 
 STATE = GroupState(nodes=tuple(GroupNode(node=f"{name}#1", name=name, address=f"{name}:1") for name in "abc"))
 ALL = frozenset("abc")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.net.membership.consensus_messages import Acceptance, DurableState, Entry, Term
-from asyncpar.net.membership.vote_file import VoteFile, VoteFileError
+from asyncpar.hosts.consensus_messages import Acceptance, DurableState, Entry, Term
+from asyncpar.hosts.votes import VoteFile, VoteFileError
 
 
 def state(generation: int = 3) -> DurableState:

@@ -7,12 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from asyncpar.net.membership.group_codec import decode_group, decode_message, encode_group, encode_message
-from asyncpar.net.membership.group_state import GroupNode, GroupState, choose_voters
-from asyncpar.net.membership.host_facts import HostFacts
-from asyncpar.net.membership.lineage import Lineage, MemberReport
-from asyncpar.net.membership.world_director import SHORT_PATIENCE
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.codec import decode_group, decode_message, encode_group, encode_message
+from asyncpar.hosts.director import SHORT_PATIENCE
+from asyncpar.hosts.group import GroupNode, GroupState, HostFacts, choose_voters
+from asyncpar.hosts.lineage import Lineage, MemberReport
+from asyncpar.hosts.messages import (
     ChangePending,
     HostCommand,
     HostDraining,
@@ -39,7 +38,7 @@ from asyncpar.net.membership.world_messages import (
     WorldStarted,
     WorldTerms,
 )
-from asyncpar.net.membership.worlds import (
+from asyncpar.hosts.worlds import (
     CommandHosts,
     HostReported,
     LeaderCommand,

@@ -14,17 +14,13 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from asyncpar import __version__
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 from asyncpar.errors import ProtocolError
-from asyncpar.net.membership import consensus_messages as consensus
-from asyncpar.net.membership.agent_silence import PARKED_SECONDS, AgentSilence
-from asyncpar.net.membership.consensus import ConsensusNode, ElectionTimes
-from asyncpar.net.membership.consensus_messages import Entry
-from asyncpar.net.membership.group_codec import decode_entry, decode_group, encode_entry, encode_group
-from asyncpar.net.membership.group_entry import find_place
-from asyncpar.net.membership.group_network import GroupNetwork, PeerConnection
-from asyncpar.net.membership.group_state import GroupNode, GroupState, choose_voters
-from asyncpar.net.membership.host_facts import HostFacts
-from asyncpar.net.membership.vote_file import VoteFile, VoteFileError
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts import consensus_messages as consensus
+from asyncpar.hosts.codec import decode_entry, decode_group, encode_entry, encode_group
+from asyncpar.hosts.consensus import ConsensusNode, ElectionTimes
+from asyncpar.hosts.consensus_messages import Entry
+from asyncpar.hosts.entry import find_place
+from asyncpar.hosts.group import PARKED_SECONDS, AgentSilence, GroupNode, GroupState, HostFacts, choose_voters
+from asyncpar.hosts.messages import (
     ChangePending,
     CommandsWanted,
     GroupHost,
@@ -43,7 +39,9 @@ from asyncpar.net.membership.world_messages import (
     WorldStarted,
     WorldStatus,
 )
-from asyncpar.net.membership.worlds import (
+from asyncpar.hosts.network import GroupNetwork, PeerConnection
+from asyncpar.hosts.votes import VoteFile, VoteFileError
+from asyncpar.hosts.worlds import (
     CommandHosts,
     HostReported,
     LeaderCommand,

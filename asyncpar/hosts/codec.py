@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from asyncpar.errors import AsyncparError, ProtocolError
-from asyncpar.net.membership import consensus_messages as consensus
-from asyncpar.net.membership import world_messages as worlds
-from asyncpar.net.membership.consensus_messages import Entry
-from asyncpar.net.membership.group_state import GroupState
+from asyncpar.hosts import consensus_messages as consensus
+from asyncpar.hosts import messages as worlds
+from asyncpar.hosts.consensus_messages import Entry
+from asyncpar.hosts.group import GroupState
 
 Value = TypeVar("Value")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncpar.net.membership.consensus import ConsensusNode, ElectionTimes
-from asyncpar.net.membership.consensus_messages import (
+from asyncpar.hosts.consensus import ConsensusNode, ElectionTimes
+from asyncpar.hosts.consensus_messages import (
     Command,
     ConsensusTick,
     DurableState,

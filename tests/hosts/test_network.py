@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
-from asyncpar.net.membership import group_peers
-from asyncpar.net.membership.group_peers import GroupPeer, RpcGroupNetwork
-from asyncpar.net.membership.world_messages import HostLeaving
+from asyncpar.hosts import network
+from asyncpar.hosts.messages import HostLeaving
+from asyncpar.hosts.network import GroupPeer, RpcGroupNetwork
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 CREDENTIALS = Credentials(bytes(range(32)))
@@ -45,7 +45,7 @@ def connect(address: str, up: asyncio.Event | None = None) -> GroupPeer:
 @pytest.mark.parametrize("count", [1, 12])
 async def test_what_was_sent_before_a_connection_is_closed_arrives(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """A host that leaves decides that alone where it is the first of two voters: the other one has to learn it."""
-    monkeypatch.setattr(group_peers, "_CLOSE_SECONDS", 30.0)
+    monkeypatch.setattr(network, "_CLOSE_SECONDS", 30.0)
     async with asyncio.timeout(60), agent() as (address, taken):
         up = asyncio.Event()
         peer = connect(address, up)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from asyncpar.net.membership.lineage import (
+from asyncpar.hosts.lineage import (
     Decision,
     Lineage,
     MemberReport,
@@ -13,7 +13,7 @@ from asyncpar.net.membership.lineage import (
     lineage_at,
     target_step,
 )
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.messages import WorldChange
 
 JOIN_PATIENCE = 5.0
 """Most seconds for which a world whose members are ready waits for newcomers, if they can be there by then."""

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from asyncpar._proto.asyncpar.v1 import group_pb2 as pb
 from asyncpar.errors import LaunchError, UsageError
-from asyncpar.net.membership.consensus_messages import DurableState, Entry
-from asyncpar.net.membership.group_codec import decode_entry, decode_group, encode_entry, encode_group
-from asyncpar.net.membership.group_network import GroupNetwork
-from asyncpar.net.membership.group_state import GroupNode, GroupState
+from asyncpar.hosts.codec import decode_entry, decode_group, encode_entry, encode_group
+from asyncpar.hosts.consensus_messages import DurableState, Entry
+from asyncpar.hosts.group import GroupNode, GroupState
+from asyncpar.hosts.network import GroupNetwork
 from asyncpar.net.security.identity import role_in
 
 _RETRY_SECONDS = 0.2

@@ -25,10 +25,10 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.core.addresses import host_of_peer
 from asyncpar.errors import AuthenticationError, ProtocolError
-from asyncpar.net.membership.group_codec import decode_message, encode_message
-from asyncpar.net.membership.group_state import GroupNode, GroupState
-from asyncpar.net.membership.host_arrivals import HostArrivals
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.codec import decode_message, encode_message
+from asyncpar.hosts.group import GroupNode, GroupState
+from asyncpar.hosts.host_arrivals import HostArrivals
+from asyncpar.hosts.messages import (
     GroupHost,
     HostCommand,
     HostEvent,
@@ -43,7 +43,7 @@ from asyncpar.net.membership.world_messages import (
     number_host,
     shown_host,
 )
-from asyncpar.net.membership.worlds import (
+from asyncpar.hosts.worlds import (
     CommandHosts,
     HostReported,
     LeaderCommand,

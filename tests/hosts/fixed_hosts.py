@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.net.membership.fixed_group import FirstHost, Introduction
-from asyncpar.net.membership.further_host import FurtherHost
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.first_host import FirstHost, Introduction
+from asyncpar.hosts.further_host import FurtherHost
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.messages import (
     HostCommand,
     JobOpened,
     MemberArrived,

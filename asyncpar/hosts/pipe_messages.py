@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import msgspec
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport
-from asyncpar.net.membership.world_messages import WorldChange
+from asyncpar.hosts.lineage import Decision, Lineage, MemberReport
+from asyncpar.hosts.messages import WorldChange
 
 MOST_BYTES: Final = 1 << 20
 """The longest line."""

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from asyncpar.net.membership.lineage import Decision, Lineage, MemberReport, differs_from_group
-from asyncpar.net.membership.next_world import (
+from asyncpar.hosts.lineage import Decision, Lineage, MemberReport, differs_from_group
+from asyncpar.hosts.messages import (
+    ChangePending,
+    MemberDismissed,
+    MembersWanted,
+    WorldChange,
+    WorldEnded,
+    WorldStarted,
+)
+from asyncpar.hosts.next_world import (
     AwaitNewcomers,
     Diverged,
     EndedWorld,
@@ -23,15 +31,7 @@ from asyncpar.net.membership.next_world import (
     agreed_lineage,
     next_world,
 )
-from asyncpar.net.membership.total_loss import ALL_LOST
-from asyncpar.net.membership.world_messages import (
-    ChangePending,
-    MemberDismissed,
-    MembersWanted,
-    WorldChange,
-    WorldEnded,
-    WorldStarted,
-)
+from asyncpar.hosts.total_loss import ALL_LOST
 
 READY_PATIENCE = 15.0
 """Seconds after a world was formed within which each member must be reachable, or it is declared lost.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.net.membership import consensus, consensus_messages
-from asyncpar.net.membership.consensus import ConsensusNode
-from asyncpar.net.membership.consensus_messages import (
+from asyncpar.hosts import consensus, consensus_messages
+from asyncpar.hosts.consensus import ConsensusNode
+from asyncpar.hosts.consensus_messages import (
     BeginLeading,
     ConsensusTick,
     DurableState,
@@ -23,7 +23,7 @@ from asyncpar.net.membership.consensus_messages import (
     Propose,
     has_quorum,
 )
-from tests.net.membership.consensus_network import Network, UnsafeError
+from tests.hosts.consensus_network import Network, UnsafeError
 from tests.soak import chosen
 
 SEEDS = range(chosen(8, soak=1000))

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from asyncpar.net.membership.consensus_messages import (
+from asyncpar.hosts.consensus_messages import (
     Acceptance,
     AcceptEntry,
     BeginLeading,

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from asyncpar.net.membership.lineage import Lineage
-from asyncpar.net.membership.world_messages import WorldAnnounced
+from asyncpar.hosts.lineage import Lineage
+from asyncpar.hosts.messages import WorldAnnounced
 
 ALL_LOST: Final = "all members are lost"
 UNKNOWN: Final = -1

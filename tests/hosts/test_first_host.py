@@ -10,10 +10,9 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
-from asyncpar.net.membership.credentials import load_certificates
-from asyncpar.net.membership.fixed_group import FirstHost, Introduction, NumberedStream
-from asyncpar.net.membership.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.first_host import FirstHost, Introduction, NumberedStream
+from asyncpar.hosts.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
+from asyncpar.hosts.messages import (
     HostLost,
     JobClosed,
     JobOpened,
@@ -24,11 +23,11 @@ from asyncpar.net.membership.world_messages import (
     WorldStarted,
     shown_host,
 )
+from asyncpar.net.membership.credentials import load_certificates
 from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.testing import run_virtual
-from tests.launch.proxies import ResettingProxy
-from tests.net.membership.fixed_hosts import (
+from tests.hosts.fixed_hosts import (
     Commanded,
     arrived,
     first_host,
@@ -38,6 +37,7 @@ from tests.net.membership.fixed_hosts import (
     opened,
     until,
 )
+from tests.launch.proxies import ResettingProxy
 from tests.net.security.parties import JOB, authority_now, certify
 from tests.soak import chosen
 

@@ -15,20 +15,11 @@ from functools import partial
 
 import msgspec
 
-from asyncpar.net.membership.group_state import GroupNode, GroupState
-from asyncpar.net.membership.host_arrivals import HostArrivals
-from asyncpar.net.membership.lineage import Decision, Lineage
-from asyncpar.net.membership.next_world import FormWorld, WorldRules
-from asyncpar.net.membership.restart_budget import RestartBudget, wait_after
-from asyncpar.net.membership.total_loss import (
-    ALL_LOST,
-    UNKNOWN,
-    refuse_to_begin_anew,
-    refuse_to_begin_with,
-    with_origin,
-)
-from asyncpar.net.membership.world_director import GATHER_SECONDS, LEFT_WELL, DirectorCommand, ElasticDirector
-from asyncpar.net.membership.world_messages import (
+from asyncpar.hosts.director import GATHER_SECONDS, LEFT_WELL, DirectorCommand, ElasticDirector
+from asyncpar.hosts.group import GroupNode, GroupState
+from asyncpar.hosts.host_arrivals import HostArrivals
+from asyncpar.hosts.lineage import Decision, Lineage
+from asyncpar.hosts.messages import (
     HostCommand,
     HostDraining,
     HostEvent,
@@ -58,6 +49,15 @@ from asyncpar.net.membership.world_messages import (
     WorldNotice,
     describe_full,
     shown_host,
+)
+from asyncpar.hosts.next_world import FormWorld, WorldRules
+from asyncpar.hosts.restart_budget import RestartBudget, wait_after
+from asyncpar.hosts.total_loss import (
+    ALL_LOST,
+    UNKNOWN,
+    refuse_to_begin_anew,
+    refuse_to_begin_with,
+    with_origin,
 )
 
 LOSSES_WITHIN = 600.0
