@@ -133,7 +133,7 @@ SHOWING = {
     "launch/rank_process.py": {"os.write"},
     "launch/reaper_client.py": {"os.write"},
     "launch/post_mortem.py": {"os.write"},
-    "launch/worker_group.py": {"os.write"},
+    "launch/rank_run.py": {"os.write"},
 }
 """Files that write by themselves: to a screen only through ``harmless``, the others to pipes and raw log files."""
 

@@ -40,10 +40,10 @@ from asyncpar.launch.options import Streams
 from asyncpar.launch.post_mortem import PostMortem
 from asyncpar.launch.rank_output import RankLogs
 from asyncpar.launch.rank_process import command_line, elastic_environment, find_room, rank_environment
+from asyncpar.launch.rank_run import RankPlan, RankRun, RankTools
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
-from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 
 _LAST_WORDS = 0.2
 """Seconds for which the pipe of a process that has ended is still read."""
@@ -80,7 +80,7 @@ class HostPlace:
 
 @dataclass
 class _Running:
-    group: WorkerGroup
+    rank: RankRun
     member: str
     is_ending: bool = False
     is_clear: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,7 +119,7 @@ class SlotProcesses:
         self._starts = 0
         logs = place.log_directory or record.log_directory
         directory = None if logs is None else Path(logs)
-        self._tools = WorkerGroupTools(
+        self._tools = RankTools(
             reaper=reaper,
             display=display,
             logs=RankLogs(directory, redirects=record.redirects, tee=record.tee),
@@ -138,7 +138,7 @@ class SlotProcesses:
     def pids(self) -> dict[int, int]:
         """The process ids of the running processes, by slot."""
         return {
-            slot: pid for slot, one in self._running.items() if not one.is_ending for pid in one.group.pids.values()
+            slot: one.rank.pid for slot, one in self._running.items() if not one.is_ending and one.rank.pid is not None
         }
 
     def start(self, order: StartRank) -> None:
@@ -149,23 +149,23 @@ class SlotProcesses:
         """Send a signal to the process group of ``slot``, if one runs."""
         running = self._running.get(slot)
         if running is not None:
-            running.group.signal(number)
+            running.rank.signal(number)
 
     def kill(self, slot: int) -> None:
         """Kill the process group of ``slot``, if one runs, and pass on no more of its output."""
         running = self._running.get(slot)
         if running is not None:
-            running.group.kill()
+            running.rank.kill()
 
     def notify_loss(self, loss: Loss) -> None:
         """Notify all ranks of this host, except the lost one, of a loss."""
         for running in self._running.values():
-            running.group.notify_loss(loss)
+            running.rank.notify_loss(loss)
 
     def notify_condition(self, rank: int, how: str) -> None:
         """Notify all ranks of this host, except ``rank``, of the condition of that one."""
         for running in self._running.values():
-            running.group.notify_condition(rank, how)
+            running.rank.notify_condition(rank, how)
 
     def write(self, order: WriteToRank) -> None:
         """Write to the pipe of a member, if its process runs."""
@@ -202,11 +202,11 @@ class SlotProcesses:
             on_state=partial(self._changed, order.slot),
             on_output=lambda _, stream, chunk: self._on_output(order.slot, stream, chunk),
         )
-        group = WorkerGroup([self._plan(order, there.detach())], tools)
-        running = self._running[order.slot] = _Running(group, order.member, writer=writer)
+        run = RankRun(self._plan(order, there.detach()), tools)
+        running = self._running[order.slot] = _Running(run, order.member, writer=writer)
         running.reading = asyncio.ensure_future(self._read(running, reader))
         try:
-            await group.run()
+            await run.run()
         finally:
             running.reading.cancel()
             running.is_clear.set()
@@ -272,7 +272,7 @@ class SlotProcesses:
                 while line := await reader.readline():
                     self._feed(RankWrote(running.member, decode_rank_line(line)))
         except (ProtocolError, ValueError) as error:  # ValueError: a line is too long
-            running.group.kill()
+            running.rank.kill()
             await self._tools.display.lines(f"asyncpar agent: {running.member} is killed: its pipe: {error}\n".encode())
 
     # -- events of processes -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The ranks of one generation on one host: start them, relay their output, report the end of each."""
+"""One start of one rank: its process, its output, what outlives it, and the report of its end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from io import FileIO
 from typing import Any
 
 import msgspec
@@ -20,19 +20,20 @@ from asyncpar import errors
 from asyncpar.core.config.environment import ELASTIC_PIPE, LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss, encode_condition, encode_loss
 from asyncpar.core.observe.rank_reports import FailureReport
-from asyncpar.core.observe.recorder import RING_FD
+from asyncpar.core.observe.recorder import RING_FD, make_ring, read_ring
 from asyncpar.core.observe.stack_dump import STACKS_FD, read_stack_dump
+from asyncpar.core.private_files import open_unnamed
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerError
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import RankEnd, describe_cause
 from asyncpar.launch.host_watch import HostWatch
 from asyncpar.launch.options import Streams
-from asyncpar.launch.post_mortem import PostMortem
-from asyncpar.launch.rank_files import RankFiles
+from asyncpar.launch.post_mortem import PostMortem, TailFile
 from asyncpar.launch.rank_output import RankLogs, RankOutput
-from asyncpar.launch.rank_process import ChildStreams, RankProcess, find_room
+from asyncpar.launch.rank_process import ChildStreams, RankProcess
 from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.stack_files import StackFile
 from asyncpar.launch.tracebacks import find_traceback, shorten
 from asyncpar.launch.vitals import LOOK_SECONDS, Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
@@ -60,8 +61,8 @@ class RankPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerGroupTools:
-    """Callbacks and services shared by the worker groups of all generations.
+class RankTools:
+    """Callbacks and services shared by all ranks of a job on one host.
 
     ``on_broken_output`` gets the reason ("": the reader closed its end), ``on_state`` each state that has changed,
     ``on_report`` reports of ranks on what they wait for, ``on_output`` all of their output (``b""`` at the end of a
@@ -84,67 +85,51 @@ class WorkerGroupTools:
     post_mortem: PostMortem | None = None
 
 
-class WorkerGroup:
-    """The processes of one generation; runs once.  ``signal`` and ``kill`` may be called at any time, even before."""
+class RankRun:
+    """One start of one rank; runs once.  ``signal`` and ``kill`` may be called at any time, even before."""
 
-    def __init__(self, plans: Sequence[RankPlan], tools: WorkerGroupTools) -> None:
-        self._plans = plans
+    def __init__(self, plan: RankPlan, tools: RankTools) -> None:
+        self._plan = plan
         self._tools = tools
-        self._processes: dict[int, RankProcess] = {}
-        self._outputs: dict[int, RankOutput] = {}
-        self._notices: dict[int, int] = {}
-        """By local rank: the pipe that notifies it of lost ranks."""
+        self._process: RankProcess | None = None
+        self._output: RankOutput | None = None
+        self._notify_at: int | None = None
+        """The pipe that notifies it of lost ranks."""
         self._files = RankFiles(tools.logs, tools.post_mortem)
-        self._watches: list[asyncio.Task[None]] = []
-        self._killed: set[int] = set()
         self._pending_signal: int | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._keeping: asyncio.Task[None] | None = None
-        """Keeps the stacks for a post-mortem; they are kept once, when the job begins to end."""
+        """Keeps the stacks of all ranks here for a post-mortem, once, when this one is to end or has failed."""
         self._has_reported_loss = False
 
     async def run(self) -> None:
-        """Run all ranks; return when every process group is gone and all output has been passed on."""
+        """Run the rank; return when its process group is gone and all output has been passed on."""
         try:
-            await self._run()
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                if self._start():
+                    assert self._process is not None
+                    assert self._output is not None
+                    self._process.go()
+                    inspecting = tasks.create_task(self._inspect(self._process, self._output))
+                    if self._pending_signal is not None:
+                        self.signal(self._pending_signal)
+                    await self._watch(self._process, self._output, tasks)
+                    inspecting.cancel()
+                self._tasks = None
+            await self._tools.display.finish()
         finally:
-            for process in self._processes.values():
-                process.reap()
+            if self._process is not None:
+                self._process.reap()
             self._files.close()
 
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            for plan in self._plans:
-                await find_room()
-                self._start(plan, tasks)
-            for process in self._processes.values():
-                process.go()
-            watching = tasks.create_task(self._inspect())
-            if self._pending_signal is not None:
-                self.signal(self._pending_signal)
-            if self._watches:
-                await asyncio.wait(self._watches)
-            self._tasks = None
-            watching.cancel()
-        await self._tools.display.finish()
-
     @property
-    def pids(self) -> dict[int, int]:
-        """The process ids of the started processes, by local rank."""
-        return {local_rank: process.pid for local_rank, process in self._processes.items()}
-
-    @property
-    def images(self) -> dict[int, bytes]:
-        """The images of the event rings of all ranks that were started here, by rank, dead ones included.
-
-        Available until ``run`` returns.
-        """
-        ranks = {plan.place.local_rank: plan.place.rank for plan in self._plans}
-        return {ranks[local_rank]: image for local_rank, image in self._files.images.items()}
+    def pid(self) -> int | None:
+        """The process id of the started process."""
+        return None if self._process is None else self._process.pid
 
     def signal(self, number: int) -> None:
-        """Send ``number`` to the process group of every rank."""
+        """Send ``number`` to the process group."""
         self._pending_signal = number
         if number == signal.SIGKILL:
             self._send(number)
@@ -152,12 +137,12 @@ class WorkerGroup:
             self._after_stacks(lambda: self._send(number))
 
     def _send(self, number: int) -> None:
-        for process in self._processes.values():
-            process.signal(number)
+        if self._process is not None:
+            self._process.signal(number)
 
     def _after_stacks(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when the stacks of all ranks are kept, which takes at most a second; now if none are."""
-        if self._tools.post_mortem is None or self._tasks is None or not self._processes:
+        """Call ``act`` when the stacks of the ranks are kept, which takes at most a second; now if none are."""
+        if self._tools.post_mortem is None or self._tasks is None or self._process is None:
             act()
             return
         if self._keeping is None:
@@ -165,57 +150,46 @@ class WorkerGroup:
         self._keeping.add_done_callback(lambda _: act())
 
     async def _keep_stacks(self, post_mortem: PostMortem) -> None:
-        generation = self._plans[0].place.generation
         for answer in await self._tools.watch.collect("stacks"):
             with suppress(msgspec.DecodeError):  # it has nothing to report, for instance because it is stopped
-                post_mortem.add_stacks(generation, unpack(answer.content, ProcessStacks))
+                post_mortem.add_stacks(self._plan.place.generation, unpack(answer.content, ProcessStacks))
 
     def kill(self) -> None:
-        """Kill every process group, and stop waiting for readers of our output."""
+        """Kill the process group, and stop waiting for readers of our output."""
         self.signal(signal.SIGKILL)
-        for output in self._outputs.values():
-            output.abandon()
-
-    def kill_rank(self, rank: int) -> None:
-        """Kill the process group of ``rank``, if it runs here."""
-        for plan in self._plans:
-            if plan.place.rank == rank and plan.place.local_rank in self._processes:
-                self._killed.add(plan.place.local_rank)
-                self._after_stacks(partial(self._processes[plan.place.local_rank].signal, signal.SIGKILL))
+        if self._output is not None:
+            self._output.abandon()
 
     def notify_loss(self, loss: Loss) -> None:
-        """Notify every rank, except the lost one, of a loss."""
+        """Notify the rank, unless it is the lost one, of a loss."""
         self._has_reported_loss = True
-        self._notify(loss.rank, lambda generation: encode_loss(loss, generation=generation))
+        self._notify(loss.rank, encode_loss(loss, generation=self._plan.place.generation))
 
     def notify_condition(self, rank: int, how: str) -> None:
-        """Notify every rank, except ``rank``, of the condition of that one, which cannot report it itself."""
-        self._notify(rank, lambda generation: encode_condition(rank, how, generation=generation))
+        """Notify the rank, unless it is ``rank``, of the condition of that one, which cannot report it itself."""
+        self._notify(rank, encode_condition(rank, how, generation=self._plan.place.generation))
 
-    def _notify(self, about: int, encode: Callable[[int], bytes]) -> None:
-        for plan in self._plans:
-            line = encode(plan.place.generation)
-            descriptor = self._notices.get(plan.place.local_rank)
-            if descriptor is not None and plan.place.rank != about:
-                with suppress(BlockingIOError, BrokenPipeError):  # it does not listen, or is gone
-                    os.write(descriptor, line)
+    def _notify(self, about: int, line: bytes) -> None:
+        if self._notify_at is not None and self._plan.place.rank != about:
+            with suppress(BlockingIOError, BrokenPipeError):  # it does not listen, or is gone
+                os.write(self._notify_at, line)
 
-    def _start(self, plan: RankPlan, tasks: asyncio.TaskGroup) -> None:
+    def _start(self) -> bool:
+        """Start the process; report its end at once if it cannot be started."""
         try:
-            process, output = self._spawn(plan)
+            self._process, self._output = self._spawn()
         except (OSError, LaunchError) as error:
             reason = f"the process could not be started: {os_reason(error)}"
             report = FailureReport(type_name=type(error).__name__, message=reason, traceback="")
-            self._tools.on_rank_end(
-                RankEnd(**_who(plan.place), pid=0, returncode=_CANNOT_START, at=time.monotonic(), report=report)
-            )
-            return
-        self._processes[plan.place.local_rank] = process
-        self._outputs[plan.place.local_rank] = output
-        self._watches.append(tasks.create_task(self._watch(plan, process, output, tasks)))
+            who = _who(self._plan.place)
+            end = RankEnd(**who, pid=0, returncode=_CANNOT_START, at=time.monotonic(), report=report)
+            self._tools.on_rank_end(end)
+            return False
+        return True
 
-    def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
+    def _spawn(self) -> tuple[RankProcess, RankOutput]:
         """Start the trampoline with its pipes.  On an error, no descriptor stays open."""
+        plan = self._plan
         try:
             logs = self._files.open_logs(plan.place)
         except OSError:
@@ -249,7 +223,7 @@ class WorkerGroup:
         finally:
             for descriptor in (*write_ends, *streams.inherited[1:]):
                 os.close(descriptor)
-        self._notices[plan.place.local_rank] = notify
+        self._notify_at = notify
         output = RankOutput(
             plan.place,
             read_ends,
@@ -257,42 +231,44 @@ class WorkerGroup:
             display=self._tools.display,
             logs=self._tools.logs,
             on_broken=self._tools.on_broken_output,
-            on_phase=lambda: self._report_state(plan),
+            on_phase=self._report_state,
             on_report=self._tools.on_report,
             holds_tracebacks=self._tools.holds_tracebacks,
             tails=self._files.open_tails(plan.place),
             on_output=self._tools.on_output,
         )
         answers = {
-            "image": lambda: self._files.image(plan.place.local_rank),
+            "image": self._files.image,
             "output": output.recent.read,
             "tail": lambda: output.recent.tail(process.pid),
         }
-        stacks = self._files.stacks.get(plan.place.local_rank)
-        self._tools.watch.add(plan.place, process.pid, asking, answers, stacks, output.relocate)
+        self._tools.watch.add(plan.place, process.pid, asking, answers, self._files.stacks, output.relocate)
         return process, output
 
-    async def _watch(self, plan: RankPlan, process: RankProcess, output: RankOutput, tasks: asyncio.TaskGroup) -> None:
-        """Follow one rank from its start until nothing of it is left."""
+    async def _watch(self, process: RankProcess, output: RankOutput, tasks: asyncio.TaskGroup) -> None:
+        """Follow the rank from its start until nothing of it is left."""
+        place = self._plan.place
         relaying = tasks.create_task(output.run())
         returncode = await process.wait()
-        os.close(self._notices.pop(plan.place.local_rank))
+        assert self._notify_at is not None
+        os.close(self._notify_at)
+        self._notify_at = None
         ended_at = time.monotonic()
         await output.settle()
         report = self._report(output, returncode)
         end = RankEnd(
-            **_who(plan.place),
+            **_who(place),
             pid=process.pid,
-            lost=self._kernel_kill(plan, returncode),
+            lost=self._kernel_kill(returncode),
             returncode=returncode,
             at=ended_at if report is None or not report.time else min(report.time, ended_at),
             report=report,
-            stderr_tail="" if report is not None else self._last_words(plan, output, returncode),
+            stderr_tail="" if report is not None else self._last_words(output, returncode),
             stderr_file=output.stderr_file,
         )
         is_own = returncode != 0 and self._pending_signal is None and not end.is_peer_error
         cause = describe_cause([end]) if is_own else ""
-        self._tools.watch.ended(plan.place, end.account, cause, at=end.at, blames=end.blames, call=end.call)
+        self._tools.watch.ended(place, end.account, cause, at=end.at, blames=end.blames, call=end.call)
         if returncode:
             self._after_stacks(lambda: None)
         self._tools.on_rank_end(end)
@@ -303,22 +279,21 @@ class WorkerGroup:
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
 
-    def _kernel_kill(self, plan: RankPlan, returncode: int) -> str:
-        """Return that the kernel was out of memory, if that is why a rank was killed; else ""."""
-        is_ours = plan.place.local_rank in self._killed or self._pending_signal == signal.SIGKILL
+    def _kernel_kill(self, returncode: int) -> str:
+        """Return that the kernel was out of memory, if that is why the rank was killed; else ""."""
+        is_ours = self._pending_signal == signal.SIGKILL
         return (
             "" if returncode != -signal.SIGKILL or is_ours else self._tools.watch.memory.explain(now=time.monotonic())
         )
 
-    def _last_words(self, plan: RankPlan, output: RankOutput, returncode: int) -> str:
-        """Return the end of a rank's stderr; after a crash also its place, if that is known."""
-        tail = output.stderr_tail[-_TAIL_CHARACTERS:]
-        stacks = self._files.stacks.get(plan.place.local_rank)
+    def _last_words(self, output: RankOutput, returncode: int) -> str:
+        """Return the end of the rank's stderr; after a crash also its place, if that is known."""
+        tail, stacks = output.stderr_tail[-_TAIL_CHARACTERS:], self._files.stacks
         crash = "" if returncode >= 0 or stacks is None else crash_line(read_stack_dump(stacks.descriptor))
         return "\n".join(filter(None, (tail.rstrip("\n"), crash))) if crash and crash_line(tail) == "" else tail
 
     def _report(self, output: RankOutput, returncode: int) -> FailureReport | None:
-        """Return the exception that has ended a rank, from its own report or from its stderr."""
+        """Return the exception that has ended the rank, from its own report or from its stderr."""
         report = output.failure
         if report is None and returncode == 1 and (found := find_traceback(output.stderr_tail)):
             module, name, message, traceback = found
@@ -330,23 +305,22 @@ class WorkerGroup:
             return msgspec.structs.replace(report, traceback="(its traceback is in its output above)")
         return msgspec.structs.replace(report, traceback=shorten(report.traceback))
 
-    async def _inspect(self) -> None:
-        """Check at intervals whether the ranks that have not ended are running."""
-        loop = asyncio.get_running_loop()
-        sizes: dict[int, int] = {}
+    async def _inspect(self, process: RankProcess, output: RankOutput) -> None:
+        """Check at intervals whether the rank is running, as long as it has not ended."""
+        loop, memory = asyncio.get_running_loop(), self._tools.watch.memory
+        memory.update({}, now=time.monotonic())
         while True:
-            self._tools.watch.memory.update(sizes, now=time.monotonic())
             await asyncio.sleep(LOOK_SECONDS)
-            for plan in self._plans:
-                local_rank = plan.place.local_rank
-                if local_rank in self._notices and local_rank not in self._killed:  # has not ended
-                    seen = self._processes[local_rank].sample()
-                    sizes[plan.place.rank] = seen.resident
-                    if self._outputs[local_rank].vitals.update(seen, now=loop.time()):
-                        self._report_state(plan)
+            if self._notify_at is None:
+                return
+            seen = process.sample()
+            memory.update({self._plan.place.rank: seen.resident}, now=time.monotonic())
+            if output.vitals.update(seen, now=loop.time()):
+                self._report_state()
 
-    def _report_state(self, plan: RankPlan) -> None:
-        place, vitals = plan.place, self._outputs[plan.place.local_rank].vitals
+    def _report_state(self) -> None:
+        assert self._output is not None
+        place, vitals = self._plan.place, self._output.vitals
         state = RankState(
             generation=place.generation,
             rank=place.rank,
@@ -357,6 +331,73 @@ class WorkerGroup:
         )
         self._tools.watch.take_state(place, state)
         self._tools.on_state(state)
+
+
+class RankFiles:
+    """The files and the memory of a rank that outlive it: its event ring, stacks, logs and last output.
+
+    With ``post_mortem`` they have names there.
+    """
+
+    def __init__(self, logs: RankLogs, post_mortem: PostMortem | None) -> None:
+        self._logs = logs
+        self._post_mortem = post_mortem
+        self._ring: int | None = None
+        """The memory in which the rank records events."""
+        self.stacks: StackFile | None = None
+        """The file for its stacks when it does not answer."""
+
+    def image(self) -> bytes:
+        """Return the image of the event ring, b"" if there is none."""
+        return b"" if self._ring is None else read_ring(self._ring)
+
+    def make_ring(self, place: LaunchEnvironment) -> int | None:
+        """Return memory for the events of the rank; None where the system has none: the rank then uses its own."""
+        try:
+            if self._post_mortem is None:
+                self._ring = make_ring(f"asyncpar events of rank {place.rank}")
+            else:
+                self._ring = self._post_mortem.make_ring(place)
+        except OSError:
+            return None
+        return self._ring
+
+    def make_stacks(self, place: LaunchEnvironment) -> int | None:
+        """Return a descriptor of a file for the stacks of the rank; None where the system has none."""
+        try:
+            if self._post_mortem is None:
+                descriptor = open_unnamed(f"asyncpar stacks of rank {place.rank}")
+            else:
+                descriptor = self._post_mortem.make_stack_file(place)
+        except OSError:
+            return None
+        self.stacks = StackFile(descriptor)
+        return descriptor
+
+    def open_tails(self, place: LaunchEnvironment) -> dict[Streams, TailFile]:
+        """Return the files for the last output of the rank."""
+        if self._post_mortem is None:
+            return {}
+        return {
+            Streams.STDOUT: self._post_mortem.open_log(place, "stdout"),
+            Streams.STDERR: self._post_mortem.open_log(place, "stderr"),
+        }
+
+    def open_logs(self, place: LaunchEnvironment) -> dict[Streams, FileIO]:
+        """Return the log files of the rank.  Raises ``OSError``."""
+        files = {
+            stream: self._logs.open(stream, attempt=place.generation, rank=place.rank)
+            for stream in (Streams.STDOUT, Streams.STDERR)
+        }
+        return {stream: file for stream, file in files.items() if file is not None}
+
+    def close(self) -> None:
+        """Close everything; files that have a name stay."""
+        if self._ring is not None:
+            os.close(self._ring)
+        if self.stacks is not None:
+            self.stacks.close()
+        self._ring = self.stacks = None
 
 
 def _who(place: LaunchEnvironment) -> dict[str, Any]:
