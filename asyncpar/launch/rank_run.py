@@ -117,7 +117,6 @@ class RankRun:
                     await self._watch(self._process, self._output, tasks)
                     inspecting.cancel()
                 self._tasks = None
-            await self._tools.display.finish()
         finally:
             if self._process is not None:
                 self._process.reap()

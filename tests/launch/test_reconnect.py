@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +22,12 @@ Launcher = Any  # the class lives in conftest.py
 
 @pytest.mark.parametrize("turns", chosen((0, 1, 2, 4), soak=range(8)))
 async def test_the_proxy_may_reset_connections_at_any_moment_of_their_end(turns: int) -> None:
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server, ResettingProxy(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as proxy:
         host, port = split_address(proxy.address)
         _, writer = await asyncio.open_connection(host, port)

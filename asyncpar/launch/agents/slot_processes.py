@@ -117,6 +117,8 @@ class SlotProcesses:
         self._running: dict[int, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = 0
+        self._active = 0
+        """The number of processes that run, or whose output is being passed on."""
         logs = place.log_directory or record.log_directory
         directory = None if logs is None else Path(logs)
         self._tools = RankTools(
@@ -205,12 +207,16 @@ class SlotProcesses:
         run = RankRun(self._plan(order, there.detach()), tools)
         running = self._running[order.slot] = _Running(run, order.member, writer=writer)
         running.reading = asyncio.ensure_future(self._read(running, reader))
+        self._active += 1
         try:
             await run.run()
         finally:
+            self._active -= 1
             running.reading.cancel()
             running.is_clear.set()
             await close_stream(writer)
+        if not self._active:
+            await self._tools.display.finish()
 
     def _plan(self, order: StartRank, pipe: int) -> RankPlan:
         record, own = self._record, self._place
