@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from asyncpar.core.addresses import loopback
-from asyncpar.engines.elastic_place import ElasticPlace, make_agent
+from asyncpar.engines.elastic_place import make_agent
 from asyncpar.engines.interface import (
     GrowingEngine,
     Handle,
@@ -17,7 +17,7 @@ from asyncpar.engines.interface import (
     PlaceLost,
     PlaceOrder,
 )
-from asyncpar.engines.place_agent import PlaceAgent
+from asyncpar.engines.place_agent import PlaceRun
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.host import host_name
 
@@ -74,7 +74,7 @@ class LocalEngine(GrowingEngine):
 class LocalHandle(Handle):
     """An agent in this process."""
 
-    def __init__(self, agent: PlaceAgent | ElasticPlace) -> None:
+    def __init__(self, agent: PlaceRun) -> None:
         self._agent = agent
 
     async def send(self, command: PlaceCommand) -> None:

@@ -14,11 +14,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
-
-import msgspec
 
 from asyncpar.core.addresses import join_address
 from asyncpar.core.config.secret import Secret
@@ -41,9 +40,9 @@ from asyncpar.harmless import harmless_bytes
 from asyncpar.launch.agents.ending import EndRequests
 from asyncpar.launch.agents.fixed_part import record_fixed, run_part, take_fixed_part
 from asyncpar.launch.display import Display
+from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.job import JobSecret, LaunchJob
-from asyncpar.launch.job_view import JobOutcome
 from asyncpar.launch.options import LaunchOptions, ProgramKind
 from asyncpar.launch.rank_process import command_line
 from asyncpar.launch.reaper_client import ReaperClient
@@ -54,6 +53,8 @@ RECONNECT_SECONDS = 1.0
 SECRET_FILE = "secret"
 _PROGRESS_SECONDS = 0.5
 _KILL_PATIENCE = 3.0
+_AGAIN_SECONDS = 1.0
+"""Seconds until an agent that was declared lost joins again."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,21 +77,75 @@ class EventDisplay(Display):
         self._take(PlaceProgress(prefix, record))
 
 
-class PlaceAgent:
+class PlaceRun(ABC):
     """Runs the ranks of one order; once.  ``obey`` may be called at any time, even before and after."""
 
     def __init__(self, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> None:
         self._order = order
         self._take = take
+        self._running: asyncio.Task[None] | None = None
+        self._has_reported = False
+
+    @abstractmethod
+    def obey(self, command: PlaceCommand) -> None:
+        """Carry out ``command``."""
+
+    @abstractmethod
+    async def _live(self, directory: Path, reaper: ReaperClient) -> bool:
+        """Take part in the job, and report; return whether to do so again.  Ranks read the files in ``directory``."""
+
+    async def run(self) -> None:
+        """Run the ranks to their end; the last event is a ``PlaceReport``, whatever happens.
+
+        When cancelled, it kills them first.
+        """
+        self._running = running = asyncio.create_task(self._run(), name=f"asyncpar place {self._order.number}")
+        try:
+            await asyncio.wait({running})
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running})
+        if running.cancelled():  # or its agent did not end
+            self._report(PlaceReport(exit_code=1, message="it was killed"))
+        elif (error := running.exception()) is not None:
+            _log.error("place %d broke", self._order.number, exc_info=error)
+            self._report(report_of(error))
+
+    def _report(self, report: PlaceReport) -> None:
+        """Report once: the caller need not wait until this host has left the group."""
+        if not self._has_reported:
+            self._has_reported = True
+            self._take(report)
+
+    async def _run(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
+        try:
+            with closing(ReaperClient()) as reaper:
+                reaper.add_path(directory)
+                write_order(self._order, directory)
+                while True:
+                    if not await self._live(directory, reaper):
+                        return
+                    await asyncio.sleep(_AGAIN_SECONDS)
+        except AsyncparError as error:
+            self._report(PlaceReport(exit_code=1, message=str(error)))
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class PlaceAgent(PlaceRun):
+    """Runs ranks of a job with a fixed number of places."""
+
+    def __init__(self, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> None:
+        super().__init__(order, take)
         self._coordinator: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._ending: EndRequests | None = None
         self._interrupts = 0
-        self._report = PlaceReport(exit_code=1)
-        self._running: asyncio.Task[None] | None = None
         self._is_killed = False
 
     def obey(self, command: PlaceCommand) -> None:
-        """Carry out ``command``."""
+        """See ``PlaceRun``: the first interrupt ends the job, the second one kills the ranks."""
         match command:
             case BeginRanks(coordinator) if not self._coordinator.done():
                 self._coordinator.set_result(coordinator)
@@ -110,59 +165,23 @@ class PlaceAgent:
         elif self._running is not None:  # nothing has begun
             self._running.cancel()
 
-    async def run(self) -> None:
-        """Run the ranks to their end; the last event is a ``PlaceReport``, whatever happens.
-
-        When cancelled, it kills them first.
-        """
-        self._running = asyncio.create_task(self._run(), name=f"asyncpar place {self._order.number}")
-        try:
-            await asyncio.wait({self._running})
-        finally:
-            if not self._running.done():
-                self._running.cancel()
-                await asyncio.wait({self._running})
-        if self._running.cancelled():  # or its agent did not end
-            self._take(PlaceReport(exit_code=1, message="it was killed"))
-        elif (error := self._running.exception()) is not None:
-            _log.error("place %d broke", self._order.number, exc_info=error)
-            self._take(report_of(error))
-
-    async def _run(self) -> None:
-        directory = Path(tempfile.mkdtemp(prefix="asyncpar-place-"))  # mode 0700
-        try:
-            outcome = await self._run_ranks(directory)
-        except AsyncparError as error:
-            outcome = JobOutcome(1, str(error))
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-        self._take(msgspec.structs.replace(self._report, exit_code=outcome.exit_code, message=outcome.message))
-
-    async def _run_ranks(self, directory: Path) -> JobOutcome:
+    async def _live(self, directory: Path, reaper: ReaperClient) -> bool:
         order = self._order
-        write_order(order, directory)
-        coordinator = "" if order.number == 0 else await self._coordinator
-        job = self._job(directory, coordinator)
+        job = self._job(directory, "" if order.number == 0 else await self._coordinator)
         record, secret = record_fixed(job), JobSecret(Secret(order.secret), directory / SECRET_FILE)
         ending = EndRequests(job.placement.host, record, grace=order.grace)
-        with closing(ReaperClient()) as reaper:
-            reaper.add_path(directory)
-            async with AsyncExitStack() as stack:
-                display = EventDisplay(self._take)
-                part = await take_fixed_part(
-                    stack, job, record, secret, display=display, reaper=reaper, is_embedded=True
-                )
-                ending.attach(part.group, part.agent)
-                self._ending = ending
-                if part.is_first:
-                    self._take(PlaceServes(part.agent.address))
-                outcome = await run_part(job, part, reaper, ending)
-                self._report = PlaceReport(
-                    values=read_all(directory, value_file),
-                    errors=read_all(directory, error_file),
-                    failures=list(part.agent.crashes) if part.is_first else [],
-                )
-                return outcome
+        async with AsyncExitStack() as stack:
+            display = EventDisplay(self._take)
+            part = await take_fixed_part(stack, job, record, secret, display=display, reaper=reaper, is_embedded=True)
+            ending.attach(part.group, part.agent)
+            self._ending = ending
+            if part.is_first:
+                self._take(PlaceServes(part.agent.address))
+            outcome = await run_part(job, part, reaper, ending)
+            failures = part.agent.crashes if part.is_first else ()
+            report = make_report(directory, failures, exit_code=outcome.exit_code, message=outcome.message)
+        self._report(report)
+        return False
 
     def _job(self, directory: Path, coordinator: str) -> LaunchJob:
         order, host = self._order, host_name()
@@ -202,6 +221,17 @@ class PlaceAgent:
             log_directory=None,
             environment=os.environ | order.environment,
         )
+
+
+def make_report(directory: Path, failures: Iterable[RankEnd], *, exit_code: int, message: str) -> PlaceReport:
+    """Return the report of a place whose ranks have left their files in ``directory``."""
+    return PlaceReport(
+        values=read_all(directory, value_file),
+        errors=read_all(directory, error_file),
+        failures=list(failures),
+        exit_code=exit_code,
+        message=message,
+    )
 
 
 def report_of(error: BaseException) -> PlaceReport:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class PlaceNode:
-    """Serves actors as rank ``order.number``; its program is a call of ``serve_actors``.  Used as ``PlaceAgent`` is."""
+    """Serves actors as rank ``order.number``; its program is a call of ``serve_actors``.  Used as ``PlaceRun`` is."""
 
     def __init__(self, order: PlaceOrder, take: Callable[[PlaceEvent], None]) -> None:
         self._order = order
