@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.launch.ways import both_ways
+from tests.launch.ways import changing_first, fixed_first
 from tests.soak import chosen, first
 
 pytestmark = pytest.mark.process
@@ -74,7 +74,7 @@ def test_ranks_may_end_in_their_own_way(launcher: Launcher, eventually: Eventual
     assert done.stdout == "saved\n"
 
 
-@both_ways
+@fixed_first
 def test_ranks_that_do_not_end_are_killed_after_the_grace_period(
     launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]
 ) -> None:
@@ -119,7 +119,7 @@ def test_ctrl_c_gives_130_in_every_phase(launcher: Launcher, eventually: Eventua
     assert "Traceback" not in done.stderr
 
 
-@both_ways
+@changing_first
 def test_a_second_ctrl_c_kills_at_once(launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]) -> None:
     process = start_parked(launcher, eventually, *hosts, "--grace-period", "1000", body=STUBBORN, count=2)
     process.send_signal(signal.SIGINT)
@@ -189,7 +189,7 @@ def test_a_killed_launcher_leaves_nothing_even_in_the_middle_of_starting(
     eventually(lambda: launcher.ranks_alive() == [])
 
 
-@both_ways
+@fixed_first
 def test_a_reader_that_does_not_read_cannot_keep_the_launcher(
     launcher: Launcher, eventually: Eventually, hosts: tuple[str, ...]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.ways import both_ways, changing_first
+from tests.launch.ways import changing_first, fixed_first
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -74,7 +74,7 @@ def test_victims_that_are_ended_while_they_end_are_one_line(launcher: Launcher) 
     assert len(done.stderr.splitlines()) <= 11
 
 
-@both_ways
+@changing_first
 def test_all_frames_are_shown_on_demand(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script(STEPS.format(failure="raise ValueError('bad batch 7')").replace("rank == 1", "rank == 0"))
     done = launcher.run(*hosts, "--full-traceback", script)
@@ -154,7 +154,7 @@ def test_a_consequence_in_other_words_is_not_first(launcher: Launcher) -> None:
 
 
 @pytest.mark.soak
-@both_ways
+@fixed_first
 def test_a_failure_that_is_followed_by_a_restart_is_reported_too(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script("""
         register()
@@ -181,7 +181,7 @@ def test_a_traceback_of_a_rank_that_goes_on_is_shown(launcher: Launcher) -> None
     assert done.stderr.count("Traceback (most recent call last)") == 1
 
 
-@both_ways
+@changing_first
 def test_an_interrupted_job_shows_where_its_ranks_were(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script("""
         register()

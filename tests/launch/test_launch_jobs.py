@@ -14,7 +14,7 @@ import pytest
 
 from asyncpar.dashboard.page_file import report_page
 from asyncpar.dashboard.run_file import read_run
-from tests.launch.ways import both_ways
+from tests.launch.ways import changing_first
 from tests.soak import first
 
 pytestmark = pytest.mark.process
@@ -315,7 +315,7 @@ def read_terminal(descriptor: int) -> bytes:
         return b""
 
 
-@both_ways
+@changing_first
 def test_a_reader_that_leaves_ends_the_job_quietly(launcher: Launcher, hosts: tuple[str, ...]) -> None:
     script = launcher.script("""
         register()

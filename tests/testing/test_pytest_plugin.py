@@ -114,6 +114,7 @@ def test_a_suite_passes_with_and_without_plugins_for_coroutines(
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_a_suite_passes_on_several_workers(pytester: pytest.Pytester) -> None:
     run(pytester, PASSING, "-n", "2", "-o", "asyncio_mode=auto").assert_outcomes(passed=10)
 
