@@ -171,6 +171,7 @@ class GroupWatch:
         if known.phase != JobPhase.STOPPING:  # hosts that leave after the end of the job were part of it
             self._reports = {host: report for host, report in self._reports.items() if host in answers}
         reports = [summary.aged(now - at) for summary, at in self._reports.values()]
+        may_be_past = known.phase == JobPhase.RUNNING and not self._has_worlds  # else a slot has its last process
         job = msgspec.structs.replace(
             self.base,
             job=known.job or self.base.job,
@@ -181,7 +182,7 @@ class GroupWatch:
             nnodes=known.nnodes or len(known.hosts),
             world_size=known.world_size,
             generation=known.generation,
-            hosts=tuple(latest_ranks(reports, known.generation if known.phase == JobPhase.RUNNING else 0)),
+            hosts=tuple(latest_ranks(reports, known.generation if may_be_past else -1)),
             **({} if self._has_worlds else _restarts_of(reports)),
         )
         return msgspec.structs.replace(job, alarms=(*self._name_silent(known, answers), *find_alarms(job)))
@@ -268,7 +269,7 @@ def _restarts_of(hosts: Iterable[HostSummary]) -> dict[str, Any]:
     return {"restarts": sum(host.restarts for host in hosts), "past": tuple(past[-MOST_PAST:])}
 
 
-def latest_ranks(hosts: Iterable[HostSummary], generation: int = 0) -> list[HostSummary]:
+def latest_ranks(hosts: Iterable[HostSummary], generation: int = -1) -> list[HostSummary]:
     """Return ``hosts`` with one report per rank: of several processes that have had its number, the latest world's.
 
     Ranks that ended before the world of ``generation`` began are no longer part of the job.

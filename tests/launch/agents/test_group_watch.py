@@ -58,6 +58,11 @@ def test_ranks_that_ended_before_the_last_world_are_not_of_the_job_any_more() ->
     assert [one.rank for one in latest_ranks(hosts, generation=3)[0].ranks] == [0, 2]
 
 
+def test_a_rank_that_has_ended_before_its_first_report_is_shown() -> None:
+    [host] = latest_ranks([HostSummary(host="a", ranks=(report(0, "a", 0), report(1, "a", None, "ended")))])
+    assert [one.rank for one in host.ranks] == [0, 1]
+
+
 class Group:
     """A group of two hosts, of which the other one cannot be reached."""
 
