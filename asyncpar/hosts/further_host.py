@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.addresses import split_address
 from asyncpar.errors import AuthenticationError, LaunchError, UsageError
 from asyncpar.hosts.codec import decode_message, encode_message
 from asyncpar.hosts.first_host import Introduction, NumberedStream
@@ -38,6 +39,10 @@ _QUIET_SECONDS = 3.0
 """Seconds without the first host before that is reported."""
 _AGAIN_SECONDS = 30.0
 _FAREWELL_SECONDS = 1.0
+_STOPPED_SECONDS = 0.5
+"""Seconds after which the other end of a silent connection is taken for a stopped process."""
+_WAIT_SECONDS = 1.0
+"""Seconds between two attempts to reach a stopped process: each takes a place in its queue of connections."""
 _USAGE = 2
 """The exit code for options that do not fit."""
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED})
@@ -47,7 +52,8 @@ class FurtherHost:
     """The group of a job's hosts as one of them knows it that is not the first; see ``WorldGroup``.
 
     The first one serves at ``address`` and may take ``timeout`` seconds to appear.  A broken connection is made again
-    for up to ``reconnect`` seconds; then the job ends here, with the record that ``lost`` makes of the reason.
+    for up to ``reconnect`` seconds; then the job ends here, with the record that ``lost`` makes of the reason.  A first
+    host whose process is stopped is waited for: a pause is not a death.
     ``adopt`` returns the job as it runs here, ``answer`` what is asked for a view; ``report`` prints a line.
     """
 
@@ -83,6 +89,8 @@ class FurtherHost:
         self._world: WorldAnnounced | None = None
         self._is_connected = False
         self._is_leaving = False
+        self._is_waiting = False
+        """Whether it was reported that the first host is stopped."""
         self._trouble: Exception | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._running = asyncio.create_task(self._run(), name="asyncpar attend the first host")
@@ -141,21 +149,55 @@ class FurtherHost:
     async def _run(self) -> None:
         """Stay connected until this host leaves; end the job here if the first one is not found, or is lost."""
         loop = asyncio.get_running_loop()
-        broken_at, cause = loop.time(), ""
+        broken_at, cause, is_stopped = loop.time(), "", False
         while True:
             left = self._timeout if not cause else broken_at + self._reconnect - loop.time()
             was_there, self._is_connected = bool(cause), False
-            trouble, may_help = await self._try(max(left, 0.0), may_come_back=was_there)
+            seconds = self._reconnect if is_stopped else max(left, 0.0)
+            trouble, may_help = await self._try(seconds, may_come_back=was_there)
             if trouble is None or self._closed is not None:
                 return
             if self._is_connected or not cause:
                 broken_at, cause = loop.time(), str(trouble)
+            if may_help and self._job is not None:
+                is_stopped, was_stopped = await self._is_stopped(), is_stopped
+                if is_stopped or was_stopped:  # once it runs again, it has its time to answer
+                    broken_at = loop.time()
+                if is_stopped:
+                    await asyncio.sleep(_WAIT_SECONDS)
+                    continue
             if not may_help or loop.time() >= broken_at + self._reconnect:
                 again = f"; it did not come back within {self._reconnect:g} s (--reconnect-within)" if was_there else ""
                 kind = type(trouble)
                 self._give_up(kind((cause if may_help else str(trouble)) + again))
                 return
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _is_stopped(self) -> bool:
+        """Decide whether the process of the first host is there but does not run: its kernel accepts connections.
+
+        A program that runs would say something, or end the connection.
+        """
+        host, port = split_address(self._address)
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS):
+                reader, writer = await asyncio.open_connection(host, port)
+        except OSError:  # nobody is there (TimeoutError is an OSError)
+            return False
+        try:
+            async with asyncio.timeout(_STOPPED_SECONDS):
+                await reader.read(1)
+            return False
+        except TimeoutError:
+            if not self._is_waiting:
+                self._is_waiting = True
+                where = f"the coordinator at {self._address}"
+                self._report(f"{where} does not answer, as if it were stopped; waiting for it")
+            return True
+        except OSError:
+            return False
+        finally:
+            writer.close()
 
     def _give_up(self, trouble: Exception) -> None:
         """End the job here, if it has begun."""
@@ -201,6 +243,9 @@ class FurtherHost:
                 raise kind(first.welcome.refusal)
             if self._stream.received and not first.welcome.resumed:
                 raise AuthenticationError(f"the coordinator at {self._address} is another one than before")
+            if self._is_waiting:
+                self._is_waiting = False
+                self._report(f"the coordinator at {self._address} answers again")
             self._is_connected = True
             self._stream.take(first)
             welcomed.set()

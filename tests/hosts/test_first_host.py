@@ -285,6 +285,28 @@ async def test_a_first_host_that_does_not_come_back_ends_the_job_within_the_grac
         assert lost.why.endswith(", and it did not come back within 0.5 s")
 
 
+async def test_a_first_host_that_is_stopped_is_waited_for_however_long_it_takes() -> None:
+    async with (
+        first_host(introduction("a", 0), reconnect=30.0) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1), proxy.address, reconnect=0.3) as b,
+    ):
+        await begin(first, b)
+        proxy.hangs = True
+        proxy.reset()
+        await until(lambda: len(b.printed) == 1)
+        await asyncio.sleep(1.5)
+        b.group.report(notice("b", 1))
+        proxy.hangs = False
+        proxy.reset()
+        await until(lambda: first.of(WorldNotice) and b.of(WorldNotice))
+        assert b.printed == [
+            f"the coordinator at {proxy.address} does not answer, as if it were stopped; waiting for it",
+            f"the coordinator at {proxy.address} answers again",
+        ]
+        assert (b.of(JobClosed), first.of(HostLost)) == ([], [])
+
+
 async def test_another_first_host_at_the_same_place_is_not_taken_for_the_one_before() -> None:
     async with (
         first_host(introduction("a", 0)) as (first, address),

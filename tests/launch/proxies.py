@@ -16,6 +16,8 @@ class ResettingProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self.refuses = False
+        self.hangs = False
+        """Whether connections are accepted and nothing goes through them, as where a process is stopped."""
         self.resets = 0
 
     @property
@@ -52,6 +54,9 @@ class ResettingProxy:
         onward: asyncio.StreamWriter | None = None
         try:
             if self.refuses:
+                return
+            if self.hangs:
+                await reader.read()
                 return
             back, onward = await asyncio.open_connection(self._host, self._port)
             self._writers.add(onward)
