@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from asyncpar.collectives.communicator import Communicator, step_meter
@@ -12,7 +13,6 @@ from asyncpar.core.concurrency.broadcast import Broadcast
 from asyncpar.core.observe.steps import StepMeter
 from asyncpar.elasticity.arithmetic import ArithmeticComparison, describe_arithmetic
 from asyncpar.elasticity.donors import SnapshotShelf
-from asyncpar.elasticity.fixed_ranks import refuse_fixed_ranks
 from asyncpar.elasticity.pipe import PipeWorlds
 from asyncpar.elasticity.reduction import FlatPool, GradientLayout
 from asyncpar.elasticity.state import ElasticState
@@ -39,6 +39,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpar.elasticity.actors import ElasticActors
+
+_AVERAGING: Final = (
+    'run the model itself on each of step.portions, then step.add(portion, gradients), step.reduce("mean") and '
+    "step.update(optimizer, gradients); local steps are those of job.rounds"
+)
+_INSTEAD: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "averaging": _AVERAGING,
+        "replicas": f"make it without one, and {_AVERAGING}",
+        "sharding": "use job.state(parameters, optimizer, zero=1), or 2, or 3",
+    }
+)
 
 MOST_FUTILE: Final = 3
 """A step that fails more often than this while no rank is lost is a fault of the program, and its error is raised."""
@@ -335,3 +347,11 @@ class JobWorlds:
             await node.stop()
             why = self._why if self.is_revoked else None
             node.world.revoke(why or "this rank went on to another world")  # later uses raise StaleGeneration
+
+
+def refuse_fixed_ranks(what: str, use: str, *, generation: int) -> UsageError:
+    """Return the error for ``what``, which requires fixed ranks in world ``generation``, with advice for ``use``."""
+    return UsageError(
+        f"{what}: expected ranks that stay, got those of generation {generation} of an elastic job, which others "
+        f"follow; {_INSTEAD[use]}"
+    )

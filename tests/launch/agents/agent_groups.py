@@ -58,7 +58,7 @@ def eventually(is_so: Callable[[], bool], what: str = "it") -> None:
     deadline = time.monotonic() + LIMIT
     while not is_so():
         assert time.monotonic() < deadline, f"{what} never became so"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 class AgentGroup:
