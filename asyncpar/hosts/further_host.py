@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.core.addresses import split_address
-from asyncpar.errors import AuthenticationError, LaunchError, UsageError
+from asyncpar.errors import AuthenticationError, LaunchError, ProtocolError, UsageError
 from asyncpar.hosts.codec import decode_message, encode_message
 from asyncpar.hosts.first_host import Introduction, NumberedStream
 from asyncpar.hosts.messages import (
@@ -33,6 +34,7 @@ from asyncpar.net.security.identity import COORDINATOR
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
 
+_log = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.1
 _SESSION_BYTES = 16
 _QUIET_SECONDS = 3.0
@@ -147,7 +149,14 @@ class FurtherHost:
     # -- the connection ------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Stay connected until this host leaves; end the job here if the first one is not found, or is lost."""
+        """Stay connected until this host leaves; end the job here if that is not possible, for whatever reason."""
+        try:
+            await self._stay_connected()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the job must not wait for it for ever
+            _log.exception("the connection to the first host failed")
+            self._give_up(LaunchError(f"the connection to the coordinator failed: {type(error).__name__}: {error}"))
+
+    async def _stay_connected(self) -> None:
         loop = asyncio.get_running_loop()
         broken_at, cause, is_stopped = loop.time(), "", False
         while True:
@@ -159,7 +168,7 @@ class FurtherHost:
                 return
             if self._is_connected or not cause:
                 broken_at, cause = loop.time(), str(trouble)
-            if may_help and self._job is not None:
+            if may_help and self._job is not None and self._reconnect > 0.0:
                 is_stopped, was_stopped = await self._is_stopped(), is_stopped
                 if is_stopped or was_stopped:  # once it runs again, it has its time to answer
                     broken_at = loop.time()
@@ -217,7 +226,7 @@ class FurtherHost:
                 return None, False
         except grpc.aio.AioRpcError as error:
             return self._explain(error), error.code() not in _FINAL
-        except (AuthenticationError, UsageError, LaunchError) as error:
+        except (AuthenticationError, UsageError, LaunchError, ProtocolError) as error:
             return error, False
         except TimeoutError:
             return (

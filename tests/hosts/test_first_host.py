@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
-from asyncpar.errors import AuthenticationError, LaunchError, UsageError
+from asyncpar.errors import AuthenticationError, LaunchError, ProtocolError, UsageError
+from asyncpar.hosts import further_host as further_host_module
 from asyncpar.hosts.first_host import FirstHost, Introduction, NumberedStream
 from asyncpar.hosts.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
 from asyncpar.hosts.messages import (
@@ -321,6 +322,38 @@ async def test_another_first_host_at_the_same_place_is_not_taken_for_the_one_bef
         proxy.reset()
         await until(lambda: b.of(JobClosed))
         assert "another one than before" in b.of(JobClosed)[0].record.decode()
+
+
+async def test_a_first_host_that_speaks_another_language_ends_the_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        first_host(introduction("a", 0)) as (first, address),
+        further_host(introduction("b", 1), address) as b,
+    ):
+        await begin(first, b)
+
+        def damaged(_: bytes) -> object:
+            raise ProtocolError("a message cannot be read")
+
+        monkeypatch.setattr(further_host_module, "decode_message", damaged)
+        first.group.report(notice("a", 1))
+        await until(lambda: b.of(JobClosed))
+        assert b.of(JobClosed)[0].record == b"a message cannot be read"
+
+
+async def test_a_defect_ends_the_job_and_does_not_hang_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        first_host(introduction("a", 0)) as (first, address),
+        further_host(introduction("b", 1), address) as b,
+    ):
+        await begin(first, b)
+
+        def broken(_: bytes) -> object:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(further_host_module, "decode_message", broken)
+        first.group.report(notice("a", 1))
+        await until(lambda: b.of(JobClosed))
+        assert b.of(JobClosed)[0].record == b"the connection to the coordinator failed: RuntimeError: a defect"
 
 
 async def test_one_that_never_comes_is_waited_for_and_no_longer() -> None:
