@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.core.addresses import split_address
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import AuthenticationError, LaunchError, ProtocolError, UsageError
 from asyncpar.hosts.codec import decode_message, encode_message
 from asyncpar.hosts.first_host import Introduction, NumberedStream
@@ -206,7 +207,7 @@ class FurtherHost:
         except OSError:
             return False
         finally:
-            writer.close()
+            await close_stream(writer)
 
     def _give_up(self, trouble: Exception) -> None:
         """End the job here, if it has begun."""

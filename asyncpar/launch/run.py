@@ -18,7 +18,7 @@ from asyncpar.launch.host_placement import find_placement, make_log_directory, u
 from asyncpar.launch.job import LaunchJob, adopt_certificates, check_secret_options, obtain_secret
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.rank_process import rank_command
-from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.launch.reaper_client import ReaperClient, require_process_groups
 from asyncpar.net.checked_settings import check_settings
 
 _OUTPUT_PATIENCE = 0.2
@@ -52,6 +52,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     Raises ``UsageError`` before anything starts when the options do not fit this machine.
     """
     open_closed_streams()
+    require_process_groups()
     command = rank_command(options.kind, options.program, options.arguments)
     check_settings(environment)
     if options.post_mortem is not None:
