@@ -3,7 +3,9 @@
 Theory of operation.  The agent passes each rank one end of a socket pair (``ASYNCPAR_OBSERVE_FD``).  A daemon thread
 reads requests, one at a time, and writes answers: it never needs the event loop, and takes part in no operation, so a
 hang does not affect it.  Only a process that is stopped, or whose interpreter lock is held, does not answer; the agent
-detects that by other means.  Without requests, the thread sleeps in the kernel.
+detects that by other means.  Without requests, the thread sleeps in the kernel.  The end of the process waits for the
+answer in progress, and lets none begin: the interpreter ends a thread that requests its lock while it finalizes, and
+where that thread is in C++ code, such as numpy's, the whole process dies of it (SIGABRT).
 
 Frames are a length of four bytes and msgpack: ``ObserverRequest`` one way, ``ObserverReply`` the other.  The possible
 requests are registered by ``provide``: a name, and a function that is called in the thread.
@@ -11,6 +13,7 @@ requests are registered by ``provide``: a name, and a function that is called in
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import struct
@@ -29,6 +32,7 @@ OBSERVE_FD: Final = "ASYNCPAR_OBSERVE_FD"
 LENGTH: Final = struct.Struct("!I")
 MOST_BYTES: Final = 64 << 20
 _SEND_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 5.0
 
 
 class ObserverRequest(msgspec.Struct, frozen=True):
@@ -73,11 +77,18 @@ class RankService:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._thread = threading.Thread(target=self.run, name="asyncpar observer", daemon=True)
+        self._answering = threading.Lock()
         self.answered = 0
 
     def start(self) -> None:
         """Start the thread."""
-        threading.Thread(target=self.run, name="asyncpar observer", daemon=True).start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for the answer in progress, at most five seconds, and let none begin.  Nothing to do after a fork."""
+        if self._thread.is_alive():
+            self._answering.acquire(timeout=_ANSWER_SECONDS)
 
     def run(self) -> None:
         """Answer until the other end is closed, or does not accept an answer."""
@@ -85,7 +96,8 @@ class RankService:
             self._connection.settimeout(None)
             while True:
                 request = msgspec.msgpack.decode(read_frame(self._connection), type=ObserverRequest)
-                reply = self._answer(request)
+                with self._answering:
+                    reply = self._answer(request)
                 self._connection.settimeout(_SEND_SECONDS)
                 self._connection.sendall(frame(reply))
                 self._connection.settimeout(None)
@@ -120,6 +132,12 @@ def open_service(environment: Mapping[str, str]) -> None:
         return
     _service = RankService(connection)
     _service.start()
+
+
+@atexit.register
+def _stop_service() -> None:
+    if _service is not None:
+        _service.stop()
 
 
 def is_open() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +22,28 @@ from asyncpar.observe.service import RankService, provide
 from asyncpar.observe.stack_views import ProcessStacks
 from asyncpar.observe.summary import RankSummary, pack, unpack
 from asyncpar.testing import local_world
+
+_ENDS_WHILE_IT_ANSWERS = """
+import os, socket, threading, time
+import numpy as np
+from asyncpar.observe import service
+
+has_begun = threading.Event()
+
+def answer():
+    has_begun.set()
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        np.unique(np.arange(4000, dtype=np.uint32))  # releases the interpreter lock within C++ code
+    os.write(1, b"answered")
+    return b""
+
+here, there = socket.socketpair()
+service.provide("numbers", answer)
+service.open_service({service.OBSERVE_FD: str(there.detach())})
+here.sendall(service.frame(service.ObserverRequest(1, "numbers")))
+assert has_begun.wait(30.0)
+"""
 
 
 @pytest.fixture
@@ -95,6 +119,13 @@ async def test_a_frame_that_is_none_ends_the_service_and_not_the_process(
     ends[0].settimeout(5.0)
     with suppress(ConnectionResetError):  # it has not read everything
         assert await asyncio.to_thread(ends[0].recv, 1) == b""
+
+
+@pytest.mark.process
+def test_a_process_that_ends_while_it_answers_is_not_killed_by_its_thread() -> None:
+    command = [sys.executable, "-c", _ENDS_WHILE_IT_ANSWERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "answered", "")
 
 
 async def test_a_process_without_an_agent_has_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
