@@ -247,7 +247,9 @@ class FurtherHost:
             async with asyncio.timeout(seconds):
                 await self._check_access(channel)
                 frames = aiter(stub.Attend(self._write(welcomed), wait_for_ready=True))
-                first = await anext(frames)
+                first = await anext(frames, None)
+            if first is None:  # it ended before it could answer
+                return self._is_leaving
             if first.welcome.refusal:
                 kind = UsageError if first.welcome.exit_code == _USAGE else LaunchError
                 raise kind(first.welcome.refusal)

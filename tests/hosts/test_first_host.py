@@ -324,7 +324,18 @@ async def test_another_first_host_at_the_same_place_is_not_taken_for_the_one_bef
         assert "another one than before" in b.of(JobClosed)[0].record.decode()
 
 
-async def test_a_first_host_that_speaks_another_language_ends_the_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        pytest.param(ProtocolError("a message cannot be read"), "a message cannot be read", id="another language"),
+        pytest.param(
+            RuntimeError("a defect"), "the connection to the coordinator failed: RuntimeError: a defect", id="a defect"
+        ),
+    ],
+)
+async def test_what_cannot_be_handled_ends_the_job_at_once_and_does_not_hang_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
     async with (
         first_host(introduction("a", 0)) as (first, address),
         further_host(introduction("b", 1), address) as b,
@@ -332,28 +343,12 @@ async def test_a_first_host_that_speaks_another_language_ends_the_job_at_once(mo
         await begin(first, b)
 
         def damaged(_: bytes) -> object:
-            raise ProtocolError("a message cannot be read")
+            raise error
 
         monkeypatch.setattr(further_host_module, "decode_message", damaged)
         first.group.report(notice("a", 1))
         await until(lambda: b.of(JobClosed))
-        assert b.of(JobClosed)[0].record == b"a message cannot be read"
-
-
-async def test_a_defect_ends_the_job_and_does_not_hang_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with (
-        first_host(introduction("a", 0)) as (first, address),
-        further_host(introduction("b", 1), address) as b,
-    ):
-        await begin(first, b)
-
-        def broken(_: bytes) -> object:
-            raise RuntimeError("a defect")
-
-        monkeypatch.setattr(further_host_module, "decode_message", broken)
-        first.group.report(notice("a", 1))
-        await until(lambda: b.of(JobClosed))
-        assert b.of(JobClosed)[0].record == b"the connection to the coordinator failed: RuntimeError: a defect"
+        assert b.of(JobClosed)[0].record == why.encode()
 
 
 async def test_one_that_never_comes_is_waited_for_and_no_longer() -> None:
@@ -361,6 +356,23 @@ async def test_one_that_never_comes_is_waited_for_and_no_longer() -> None:
         await until(lambda: b.error)
     assert isinstance(b.error, LaunchError)
     assert "no coordinator answered at 127.0.0.1:9 for 0.2 s" in str(b.error)
+
+
+async def test_one_that_ends_before_it_answers_is_tried_again_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    async def attend(*_: object) -> None:
+        calls.append(1)
+
+    monkeypatch.setattr(FirstHost, "Attend", attend)
+    async with (
+        first_host(introduction("a", 0)) as (_, address),
+        further_host(introduction("b", 1), address, reconnect=0.5) as b,
+    ):
+        await until(lambda: b.error)
+    assert isinstance(b.error, LaunchError)
+    assert str(b.error).startswith(f"the coordinator at {address} ended without a word")
+    assert len(calls) > 1
 
 
 # -- access ------------------------------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def _keep_poller() -> None:
     """Keep gRPC's thread alive to the end of the process, where it waits and holds nothing.
 
     It ends with the last server or channel, and one may be freed as late as in the interpreter's finalization.  Then
-    the thread requests an interpreter lock that is no longer granted, and is unwound while the process exits, which
-    kills some processes ("terminate called without an active exception", SIGABRT) after all their work.
+    the thread requests an interpreter lock that is no longer granted, and is unwound while the process exits.  C++ code
+    need not survive that: it may end the process ("terminate called without an active exception", SIGABRT).
     """
 
     async def keep() -> None:
