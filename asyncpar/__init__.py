@@ -10,9 +10,18 @@ async def main():
 ap.run(main)
 """
 
+from typing import Any
+
 import lazy_loader
+
+from asyncpar.core.loading import without_collection
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-"""Names are imported on first use: torch imports this package to discover its backend, see ``torch``."""
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``name`` on first use: torch imports this package to discover its backend, see ``torch``."""
+    with without_collection():
+        return _load(name)

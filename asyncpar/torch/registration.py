@@ -6,10 +6,9 @@ imports torch before it is needed, and registering is fast and cannot fail.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+
+from asyncpar.core.loading import without_collection
 
 NAME = "asyncpar"
 LEAST_TORCH = (2, 13)
@@ -29,7 +28,7 @@ def register() -> None:
 def _create(options: Any, backend_options: Any) -> Any:
     import torch
 
-    with _without_collection():
+    with without_collection():
         import asyncpar.torch.functional_operators  # noqa: F401  # torch takes its kernels from then on
         from asyncpar.errors import UsageError
         from asyncpar.torch.process_group import create_group
@@ -43,27 +42,8 @@ def _create(options: Any, backend_options: Any) -> Any:
     return create_group(options, backend_options)
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Postpone garbage collection while modules are loaded, and then treat their objects as old ones.
-
-    Modules create so many objects, nearly all permanent, that Python would traverse all objects of torch meanwhile, and
-    the new ones twice afterwards: 120 ms.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            if not gc.get_freeze_count():  # otherwise the program has frozen objects, which must stay so
-                gc.freeze()
-                gc.unfreeze()  # into the oldest generation
-            gc.enable()
-
-
 def _open_store(url: str, **settings: Any) -> Any:
-    with _without_collection():
+    with without_collection():
         from asyncpar.torch.rendezvous.url import open_store
 
     return open_store(url, **settings)
