@@ -51,6 +51,7 @@ _PACKAGE: Final = f"{ROOT}{os.sep}asyncpar{os.sep}"
 _MARK: Final = "COURSE "
 _WARM: Final = 20
 _COUNTED: Final = 9
+_LAUNCHED: Final = 4
 
 
 class Course(NamedTuple):
@@ -69,11 +70,15 @@ class Course(NamedTuple):
 
 
 class Walk:
-    """Counts calls of the package's functions between ``begin`` and ``end``, of ``counted`` operations of ``name``."""
+    """Counts calls of the package's functions between ``begin`` and ``end``.
 
-    def __init__(self, counted: int) -> None:
+    ``counted`` operations of ``name`` are counted, after ``warm`` that are not.
+    """
+
+    def __init__(self, counted: int, warm: int = 0) -> None:
         self.name = ""
         self.counted = counted
+        self.warm = warm
         self._codes: set[CodeType] = set()
         self._last: str | None = None
         self._changes = 0
@@ -107,7 +112,7 @@ class Walk:
 
 async def count(walk: Walk, operation: Callable[[], Awaitable[object]], barrier: Callable[[], Awaitable[None]]) -> None:
     """Run ``operation`` on both ranks, and print its course."""
-    for _ in range(_WARM):
+    for _ in range(walk.warm):
         await barrier()
         await operation()
     courses = []
@@ -206,7 +211,7 @@ def walk_torch(walk: Walk) -> None:
 
     dist.init_process_group("asyncpar")
     x, courses = torch.zeros(1 << 18), []
-    for _ in range(_WARM):
+    for _ in range(walk.warm):
         dist.barrier()
         dist.all_reduce(x)
     for _ in range(walk.counted):
@@ -219,7 +224,7 @@ def walk_torch(walk: Walk) -> None:
     dist.destroy_process_group()
 
 
-def walk_launch() -> None:
+def walk_launch(ranks: int) -> None:
     """Run the command ``asyncpar launch`` in this process, and print its course."""
     from asyncpar.launch.cli import main as command
 
@@ -228,7 +233,7 @@ def walk_launch() -> None:
     walk.begin()
     status: Any = None
     try:
-        command(["launch", "--nproc-per-node", "4", __file__, "--node"], prog_name="asyncpar")
+        command(["launch", "--nproc-per-node", str(ranks), __file__, "--node"], prog_name="asyncpar")
     except SystemExit as ended:
         status = ended.code
     course = walk.end()
@@ -250,9 +255,9 @@ def be_node() -> None:
     ap.run(main)
 
 
-def be_rank(names: list[str], counted: int) -> None:
+def be_rank(names: list[str], counted: int, warm: int) -> None:
     """Run the walks on this rank, one after another."""
-    walk = Walk(counted)
+    walk = Walk(counted, warm)
     if names == ["torch"]:
         walk.name = "torch"
         walk.install()
@@ -280,14 +285,14 @@ def be_rank(names: list[str], counted: int) -> None:
     ap.run(main)
 
 
-def measure(*names: str, counted: int = _COUNTED) -> dict[str, Course]:
-    """Launch two ranks for walks of one transport, or four for that of a launch."""
+def measure(*names: str, counted: int = _COUNTED, warm: int = _WARM, launched: int = _LAUNCHED) -> dict[str, Course]:
+    """Launch two ranks for walks of one transport, or those that are ``launched`` for that of a launch."""
     if "launch" in names:
-        command = [sys.executable, __file__, "--command"]
+        command = [sys.executable, __file__, "--command", str(launched)]
         return {"launch": _courses(command, expected=1)["launch", 0]}
     (transport,) = {_TRANSPORT.get(name, "tcp") for name in names}
     command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport", transport]
-    command += [__file__, "--counted", str(counted), "--rank", *names]
+    command += [__file__, "--counted", str(counted), "--warm", str(warm), "--rank", *names]
     found = _courses(command, expected=2 * len(names))
     return {name: found[name, 0] + found[name, 1] if name == "ask" else found[name, 0] for name in names}
 
@@ -308,20 +313,21 @@ def main() -> None:
     parser.add_argument("walks", nargs="*", metavar="walk", help=f"of {', '.join(WALKS)}; default all")
     parser.add_argument("--files", action="store_true", help="name the files that each walk enters")
     parser.add_argument("--rank", nargs="+", choices=sorted(WALKS), help=argparse.SUPPRESS)
-    parser.add_argument("--command", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--command", type=int, metavar="RANKS", help=argparse.SUPPRESS)
     parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--counted", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted(set(options.walks) - set(WALKS))
     if unknown:
         parser.error(f"expected walks of {', '.join(WALKS)}, got {', '.join(unknown)}")
-    if options.command:
-        walk_launch()
+    if options.command is not None:
+        walk_launch(options.command)
     if options.node:
         be_node()
         return
     if options.rank is not None:
-        be_rank(options.rank, options.counted)
+        be_rank(options.rank, options.counted, options.warm)
         return
     print(f"{'walk':46} {'files':>6} {'functions':>10} {'changes of file':>16}")
     for name in options.walks or WALKS:

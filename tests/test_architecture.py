@@ -56,6 +56,6 @@ def test_every_walk_of_the_script_is_on_the_page() -> None:
 def test_operations_enter_the_files_that_their_walks_name(names: tuple[str, ...]) -> None:
     if "torch" in names:
         pytest.importorskip("torch")
-    courses = walks.measure(*names, counted=1)
+    courses = walks.measure(*names, counted=1, warm=4, launched=1)
     missing = {(name, file) for name, course in courses.items() for file in set(walk_of(name)) - set(course.files)}
     assert missing == set()

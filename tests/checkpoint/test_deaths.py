@@ -23,7 +23,7 @@ from tests.soak import chosen
 
 POINTS = 500
 BATCHES = 10
-CHOSEN = chosen(2, soak=BATCHES)
+CHOSEN = chosen(1, soak=BATCHES)
 FOLDER = Path("/checkpoints")
 LAYOUT = Layout(tp=2)
 KEEP = 2

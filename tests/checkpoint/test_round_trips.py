@@ -33,10 +33,13 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("saved", LAYOUTS, ids=str)
 def test_any_layout_loads_what_a_layout_has_saved(tmp_path: Path, saved: Layout) -> None:
+    """Every third layout by default, others for others."""
+    place = LAYOUTS.index(saved) % 3
+
     async def main() -> None:
         tensors = small_model()
         await save(tmp_path, tensors, saved)
-        for loaded in LAYOUTS:
+        for loaded in chosen(LAYOUTS[place::3], soak=LAYOUTS):
             await load_and_check(tmp_path, tensors, loaded)
 
     run_virtual(main())
@@ -71,7 +74,7 @@ layouts = st.builds(
 ).filter(lambda layout: layout.size <= 8)
 
 
-@settings(max_examples=chosen(15, soak=200), deadline=None)
+@settings(max_examples=chosen(10, soak=200), deadline=None)
 @given(tensors=tensors_of_any_shape(), saved=layouts, loaded=layouts)
 def test_any_tensors_cut_in_any_way_come_back(tensors: list[Tensor], saved: Layout, loaded: Layout) -> None:
     async def main() -> None:

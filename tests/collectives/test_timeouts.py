@@ -15,6 +15,7 @@ from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.net.wire.frame import Key
 from asyncpar.testing import run_virtual
 from tests.collectives.conftest import OpenRanks
+from tests.soak import chosen
 
 
 def test_an_operation_without_progress_times_out_and_names_the_missing_rank(open_ranks: OpenRanks) -> None:
@@ -170,7 +171,7 @@ def test_many_operations_that_wait_cost_each_other_nothing(
     open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is asked about and answered; an answer must not be told to all others at once."""
-    count, looks = 300, 0
+    count, looks = chosen(100, soak=300), 0
     status = LongWaits._status  # noqa: SLF001  # counts how often a rank looks up a status: the number of looks is no statistic
 
     def counted(waits: LongWaits, key: Key, asker: int) -> Status:

@@ -12,13 +12,14 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled
-from asyncpar.testing.collectives import CommunicatorConformance
 from asyncpar.testing.device_worlds import OnDevices, device_world
 from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
+from tests.collectives.sampled_sizes import InSharedWorlds, shared_worlds  # noqa: F401  # a fixture
 from tests.soak import chosen
 
 
-class TestOnDevicesOfOneHost(CommunicatorConformance):
+class TestOnDevicesOfOneHost(InSharedWorlds):
+    out_of = 1
     sizes: ClassVar[Sequence[int]] = (3,)
 
     @asynccontextmanager

@@ -38,6 +38,8 @@ CUTS: dict[str, dict[str, Any]] = {
     "int4, zero3": {"codec": "int4", "residual_codec": "bf16", "zero": 3},
 }
 cuts = pytest.mark.parametrize("cut", CUTS)
+some_cuts = pytest.mark.parametrize("cut", chosen(list(CUTS)[::2], soak=list(CUTS)))
+other_cuts = pytest.mark.parametrize("cut", chosen(list(CUTS)[1::2], soak=list(CUTS)))
 
 
 WANTED: dict[str, Result] = {}
@@ -107,7 +109,7 @@ def test_a_rank_that_is_killed_anywhere_in_a_step_changes_no_bit(place: str, vic
     run_virtual(main())
 
 
-@cuts
+@some_cuts
 def test_ranks_go_one_after_another_until_one_is_left_and_others_come(cut: str) -> None:
     async def main() -> None:
         trace = Trace()
@@ -132,7 +134,7 @@ def test_ranks_go_one_after_another_until_one_is_left_and_others_come(cut: str) 
     run_virtual(main())
 
 
-@cuts
+@other_cuts
 def test_a_step_that_one_may_have_committed_is_rolled_forward(cut: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vote = ElasticStep._vote_with_all  # noqa: SLF001
 

@@ -49,7 +49,7 @@ def test_output_and_progress_are_shown_below_a_cell_while_it_runs(kernel: Kernel
 
 def test_the_output_of_a_cell_is_its_own_and_a_failure_is_raised_in_it(kernel: Kernel) -> None:
     first = kernel.run("ap.cluster.run(programs.speak, ranks=1)")
-    failed = kernel.run("ap.cluster.run(programs.fail, 1, ranks=2)")
+    failed = kernel.run("ap.cluster.run(programs.fail, 0, ranks=1)")
     assert (first.printed, first.raised) == ("rank 0 says hello\n", ""), first
     assert "0] rank 0 complains\n" in first.errors
     assert "speaking 1/7" in first.errors

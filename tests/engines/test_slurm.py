@@ -70,6 +70,7 @@ class TestSlurm(EngineConformance):
         )
 
 
+@pytest.mark.soak
 def test_a_blocking_run_asks_for_nodes_as_well() -> None:
     assert ap.slurm.run(programs.add, 1, 2, ranks=1, console=RecordingConsole()) == [3]
 
@@ -81,12 +82,12 @@ async def test_what_slurm_can_never_give_is_reported_in_its_words(monkeypatch: p
         await ap.slurm.launch(programs.add, 1, 2, ranks=9, per_node=2)
 
 
-async def test_a_job_has_no_more_nodes_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocking_run_has_no_more_nodes_than_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "78")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "here[01-02]")
-    assert await ap.slurm.launch(programs.add, 1, 2, ranks=2, console=RecordingConsole()) == [3, 1003]
+    assert ap.slurm.run(programs.add, 1, 2, ranks=2, console=RecordingConsole()) == [3, 1003]
     with pytest.raises(ap.UsageError, match=r"expected at most 2, 1 on each of the 2 nodes of Slurm's job 78, got 3"):
-        await ap.slurm.launch(programs.add, 1, 2, ranks=3)
+        ap.slurm.run(programs.add, 1, 2, ranks=3)
 
 
 async def test_without_slurm_the_call_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

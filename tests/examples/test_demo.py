@@ -40,7 +40,7 @@ def demo(*arguments: str, environment: dict[str, str], folder: Path) -> subproce
     )
 
 
-@pytest.mark.parametrize("kill", [(), ("--kill",)], ids=["plain", "kill"])
+@pytest.mark.parametrize("kill", first(1, [("--kill",), ()]), ids=first(1, ["kill", "plain"]))
 def test_help_is_printed_once_and_fits_a_narrow_terminal(
     kill: tuple[str, ...], environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -13,20 +13,21 @@ import pytest
 from tests.program_host import ProgramHost
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "elastic_lm.py"
-SMALL = ["--batch", "16", "--seq", "16", "--dim", "16", "--layers", "1", "--heads", "1"]
+SIZES = ["--batch", "4", "--portions", "4", "--seq", "8", "--dim", "8", "--layers", "1", "--heads", "1"]
+SMALL = [*SIZES, "--text", str(SCRIPT)]
 pytestmark = pytest.mark.process
 
 
 @pytest.mark.timeout(150)
 def test_a_rank_that_is_killed_and_replaced_changes_no_byte(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--kill", "--ranks", "2", "--steps", "120", *SMALL, "--out", str(tmp_path)]
+    command = [sys.executable, str(SCRIPT), "--kill", "--ranks", "2", "--steps", "160", *SMALL, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
     assert done.returncode == 0, done.stderr
     *_, sentence, last = done.stdout.splitlines()
     figures = json.loads(last)
     assert sentence == (
         "2 ranks, one of them killed and replaced, and one undisturbed process agree: "
-        "all 120 losses and every byte of the parameters are the same"
+        "all 160 losses and every byte of the parameters are the same"
     )
     assert figures["same_bytes"] is True
     assert any("was killed by SIGKILL" in change for change in figures["changes"].values())

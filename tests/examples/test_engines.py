@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.soak import first
+from tests.program_host import ProgramHost
+from tests.soak import first, is_soak
 
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 TINY = ("--steps", "3", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
@@ -51,12 +52,20 @@ def launched(tmp_path_factory: pytest.TempPathFactory, no_pictures: None) -> dic
 
 
 @pytest.mark.parametrize("engine", first(1, ["local", "dask_cluster", "ray_cluster"]))
-def test_an_engine_has_the_losses_of_the_launcher(engine: str, examples: Path, launched: dict[str, Any]) -> None:
+def test_an_engine_has_the_losses_of_the_launcher(
+    engine: str, examples: Path, launched: dict[str, Any], host: ProgramHost, tmp_path: Path
+) -> None:
     if engine == "dask_cluster":
         pytest.importorskip("distributed", reason="distributed (extra dask) is not installed")
     if engine == "ray_cluster":
         pytest.importorskip("ray", reason="ray (extra ray) is not installed; scripts/test-ray has it")
-    placed = last_line(str(examples / "engines" / f"{engine}.py"), *TINY)
+    program = examples / "engines" / f"{engine}.py"
+    if engine == "local" and not is_soak():
+        done = host.run(program, *TINY, home=tmp_path, environment=os.environ)
+        assert done.returncode == 0, done.stderr
+        placed = json.loads(done.stdout.splitlines()[-1])
+    else:
+        placed = last_line(str(program), *TINY)
     assert [placed[name] for name in ("ranks", "first_loss", "last_loss")] == [
         launched[name] for name in ("ranks", "first_loss", "last_loss")
     ]

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,57 +16,13 @@ import pytest
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.transport.connection import as_connection
-from asyncpar.net.transport.handshaking import PEER_SECONDS, HandshakeProtocol, Medium, Porter
 from asyncpar.net.transport.lane import Lane
-from asyncpar.net.transport.lane_kind import LaneDial, LaneGate, LaneKind, LaneListener
+from asyncpar.net.transport.lane_kind import LaneDial, LaneListener
 from asyncpar.net.transport.lane_kinds import LANES, parse_transport, register_lane, unregister_lane, usable_lanes
-from asyncpar.net.transport.sockets import tune_unix
-from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 from asyncpar.node import Node
 from asyncpar.testing import local_world
-
-MEDIUM = Medium(kind="filesocket", prepare=tune_unix, may_damage=False)
-"""Unix sockets that are files, unlike those of ``shm``: ranks in containers that share a folder can use them."""
-
-
-class FileListener(LaneListener):
-    def __init__(self, gate: LaneGate) -> None:
-        self._porter = Porter(
-            MEDIUM,
-            secret=gate.secret,
-            busy_poll=gate.busy_poll,
-            find_terms=gate.find_terms,
-            on_lane=gate.on_lane,
-            on_refused=gate.on_refused,
-        )
-        self._folder = tempfile.TemporaryDirectory()
-        self._server: asyncio.Server | None = None
-
-    @property
-    def place(self) -> str:
-        return str(Path(self._folder.name) / "lane")
-
-    async def start(self) -> None:
-        self._server = await asyncio.get_running_loop().create_unix_server(self._porter.greet, self.place)
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self._porter.turn_away()
-        self._folder.cleanup()
-
-
-async def dial(wanted: LaneDial) -> Lane:
-    handshake = Handshake.dial(wanted.terms, secret=wanted.secret, nonce=os.urandom(NONCE_BYTES))
-    _, protocol = await asyncio.get_running_loop().create_unix_connection(
-        lambda: HandshakeProtocol(handshake, MEDIUM, wanted.busy_poll, seconds=PEER_SECONDS), wanted.place
-    )
-    return await protocol.finished()
-
-
-COSTS = LaneCosts(latency=26e-6, bandwidth=2.5e9)
-KIND = LaneKind(name="filesocket", costs=COSTS, dial=dial, listen=FileListener, is_local=True)
+from tests.extending import file_sockets
+from tests.extending.file_sockets import KIND, FileListener
 
 
 @pytest.fixture
@@ -161,10 +116,10 @@ ap.run(main)
 """
 
 
-def launch(transport: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def launch(transport: str, folder: Path, *, ranks: int) -> subprocess.CompletedProcess[str]:
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport", transport]
+    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", str(ranks), "--transport", transport]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     return subprocess.run(
         [*command, str(program)], capture_output=True, text=True, timeout=60, env=environment, check=False
@@ -173,21 +128,24 @@ def launch(transport: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.process
 def test_the_launcher_pins_one_that_the_ranks_import(tmp_path: Path) -> None:
-    done = launch(f"{Path(__file__).stem}:KIND", tmp_path)
+    done = launch("file_sockets:KIND", tmp_path, ranks=2)
     assert (done.returncode, done.stdout) == (0, "filesocket 3.0\n"), done.stderr
 
 
 @pytest.mark.process
 def test_one_that_ranks_cannot_import_ends_the_job_with_a_reason(tmp_path: Path) -> None:
-    done = launch("no_such_package.lanes:KIND", tmp_path)
+    done = launch("no_such_package.lanes:KIND", tmp_path, ranks=1)
     assert done.returncode == 1
     assert "TRANSPORT: no_such_package.lanes:KIND cannot be imported (No module named 'no_such_package')" in done.stderr
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_reference_is_its_name_however_often_it_is_resolved() -> None:
-    module = sys.modules[__name__]
-    assert parse_transport(f"{module.__name__}:KIND") == parse_transport(f"{module.__name__}:KIND") == "filesocket"
+    assert (
+        parse_transport(f"{file_sockets.__name__}:KIND")
+        == parse_transport(f"{file_sockets.__name__}:KIND")
+        == "filesocket"
+    )
     assert LANES.get("filesocket") is KIND
 
 

@@ -26,6 +26,7 @@ from tests.gradsync.worlds import (
     parallel_world,
 )
 from tests.products import in_turn
+from tests.soak import chosen
 
 Tensors = Sequence["Tensor"]
 
@@ -135,9 +136,16 @@ async def test_one_replica_that_differs_from_the_beginning(
         await assert_next_steps_work(ranks)
 
 
-@pytest.mark.parametrize(("change", "culprit"), in_turn(CHANGES, [4, 1]))
-async def test_one_rank_of_many_that_differs_later(change: Callable[[list[Tensor]], None], culprit: int) -> None:
-    async with parallel_world(2, 2, 2) as ranks:
+MANY = chosen([((2, 2, 1), 2), ((2, 1, 2), 1)], soak=[((2, 2, 2), 4), ((2, 2, 2), 1)])
+"""Replicas, tensor-parallel ranks and stages, and who differs."""
+
+
+@pytest.mark.parametrize(("change", "many"), in_turn(CHANGES, MANY))
+async def test_one_rank_of_many_that_differs_later(
+    change: Callable[[list[Tensor]], None], many: tuple[tuple[int, int, int], int]
+) -> None:
+    sizes, culprit = many
+    async with parallel_world(*sizes) as ranks:
         await draw_and_synchronize(ranks, 5)
         await assert_refused(ranks, culprit, change)
         await assert_next_steps_work(ranks)

@@ -100,8 +100,7 @@ async def test_parameters_are_those_of_a_step_behind_the_synchronization(codec: 
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-@pytest.mark.parametrize("as_views", [False, True])
+@pytest.mark.parametrize(("transport", "as_views"), in_turn(["tcp", "shm"], [False, True]))
 async def test_it_is_so_over_lanes_and_in_shared_memory(transport: str, as_views: bool) -> None:
     bucketing = GradientBucketingConfig(gradient_as_bucket_view=as_views)
     found = []

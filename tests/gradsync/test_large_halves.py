@@ -13,6 +13,7 @@ from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer, H
 from asyncpar.nn import Parameter
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
+from tests.products import sampled
 
 
 async def reduce(synchronizer: GradientSynchronizer, model: list[Parameter]) -> None:
@@ -21,11 +22,19 @@ async def reduce(synchronizer: GradientSynchronizer, model: list[Parameter]) -> 
             step.ready(parameter.name)
 
 
-@pytest.mark.parametrize("hosts", [None, ["a", "a", "b"]])
-@pytest.mark.parametrize("strategy", list(CommunicationStrategy))
+KINDS: list[tuple[str, CodecChoice]] = [
+    ("float16", "none"),
+    ("float32", "fp16"),
+    ("float16", "fp16"),
+    ("float16", "int8"),
+    ("float16", "bf16"),
+]
+"""Data types of gradients, and how they are encoded."""
+
+
 @pytest.mark.parametrize(
-    ("dtype", "codec"),
-    [("float16", "none"), ("float32", "fp16"), ("float16", "fp16"), ("float16", "int8"), ("float16", "bf16")],
+    ("dtype", "codec", "strategy", "hosts"),
+    [(*kind, *more) for kind, *more in sampled(KINDS, list(CommunicationStrategy), [None, ["a", "a", "b"]])],
 )
 async def test_the_mean_of_large_gradients_is_exact(
     dtype: str, codec: CodecChoice, strategy: CommunicationStrategy, hosts: list[str] | None

@@ -43,7 +43,8 @@ async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp
 async def test_with_feedback_the_mean_is_right_over_time(codec: str) -> None:
     """The same gradients again and again: what is lost stays bounded, so its share vanishes."""
     # signs are slow where one value is much larger than others, and each random place has to be drawn
-    steps = {"sign": 150, "randomk:0.25": chosen(30, soak=60)}.get(codec, chosen(20, soak=60))
+    least = {"sign": 100, "randomk:0.25": 30, "topk:0.1": 20, "topk:0.1+int8": 20, "powersgd:2": 20}.get(codec, 10)
+    steps = chosen(least, soak=150 if codec == "sign" else 60)
     async with parallel_world(2, compression=compressed(codec)) as ranks:
         totals: list[dict[str, Array]] = [{} for _ in ranks]
         for _ in range(steps):

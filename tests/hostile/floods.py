@@ -18,9 +18,14 @@ from pathlib import Path
 
 import psutil
 
+from tests.soak import chosen
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 """Seconds that anything may take here, far more than it needs."""
+
+REST = chosen(0.05, soak=0.02)
+"""Seconds after which a crowd looks who was turned away."""
 
 _LISTENS = 0x10000  # __SO_ACCEPTCON of linux/net.h
 Address = tuple[str, int] | str
@@ -190,7 +195,7 @@ class Crowd:
                 for _ in range(min(64, self._count - len(sockets))):
                     sockets.append(_knock(address))
                     self.knocks += 1
-            self._ends.wait(0.02)
+            self._ends.wait(REST)
         for sockets in held.values():
             for sock in sockets:
                 sock.close()

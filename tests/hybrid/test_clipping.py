@@ -38,7 +38,13 @@ async def test_sharded_replicas_have_the_bits_of_plain_ones(dp: int, stage: ZeRO
     [
         (*spread, stage)
         for spread, stage in in_turn(
-            [((2, 1, 1), False), ((1, 2, 1), False), ((1, 1, 2), False), ((2, 2, 2), False), ((1, 4, 2), True)],
+            [
+                ((2, 1, 1), False),
+                ((1, 2, 1), False),
+                ((1, 1, 2), False),
+                ((2, 2, 2), False),
+                ((1, chosen(2, soak=4), 2), True),
+            ],
             [ZeROStage.STAGE2, ZeROStage.NONE],
         )
     ],

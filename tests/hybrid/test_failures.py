@@ -24,6 +24,8 @@ from tests.soak import chosen, first
 MODEL = replace(TINY, layers=2, heads=2, tied_embeddings=True)
 LAYOUTS = [(2, 1, 2), (1, 2, 1), (2, 1, 1), (1, 1, 2), (2, 2, 1)]
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE3]
+ROUNDS = chosen(1, soak=2)
+"""Times that a rank fails in a layer."""
 
 
 def make(layout: tuple[int, int, int], stage: ZeROStage, **settings: Any) -> HybridConfig:
@@ -130,7 +132,7 @@ async def test_a_rank_that_fails_in_a_layer_is_named_everywhere(
 ) -> None:
     culprit = layout[0] * layout[1] * layout[2] - 1  # which has the last stage, and so the loss
     async with faulty(layout, stage, rank=culprit) as (ranks, fault):
-        for taken in range(2):
+        for taken in range(ROUNDS):
             fault.at = moment
             outcomes = await outcomes_of(ranks.start())
             assert all(isinstance(outcome, BaseException) for outcome in outcomes)
@@ -139,7 +141,7 @@ async def test_a_rank_that_fails_in_a_layer_is_named_everywhere(
             fault.at = None
             assert_has_taken(ranks, taken) if stage is ZeROStage.NONE else None
             await ranks.take_step()
-        assert_has_taken(ranks, 2)
+        assert_has_taken(ranks, ROUNDS)
 
 
 @pytest.mark.parametrize("stage", STAGES)

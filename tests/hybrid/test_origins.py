@@ -65,7 +65,7 @@ async def test_the_rank_is_named_where_it_began(layout: tuple[int, int, int], st
     config = make_config(*layout, layers=2, micro_batches=2, zero=ZeROConfig(stage=stage))
     model = TransformerModel(config=MODEL)
     async with running(MODEL, config, lambda rank: FaultyModel(model=model, fault=faults[rank])) as ranks:
-        for culprit in chosen(sorted({0, size - 1}), soak=range(size)):
+        for culprit in chosen((0, 1) if size == 2 else (size - 1,), soak=range(size)):
             one = ranks.all[culprit]
             for moment in moments_of(culprit):
                 if moment is Moment.LOSS and not one.takes_targets:

@@ -28,6 +28,8 @@ SINGLE = replace(MODEL, dtype="float32")
 LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2)]
 FEW = [(2, 1, 1), (1, 2, 2), (2, 1, 2)]
 SCALING = LossScaling(initial=64.0, interval=1000)
+MORE = chosen(1, soak=2)
+"""Steps after a checkpoint."""
 
 
 def spoil(value: float) -> Callable[[Array], None]:
@@ -126,13 +128,13 @@ async def test_master_values_and_the_scale_survive_checkpoints(
         await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
         saved = ranks.values()
-        expected = [(await ranks.take_step())[0] for _ in range(2)]
+        expected = [(await ranks.take_step())[0] for _ in range(MORE)]
     assert any(not np.array_equal(value, value.astype(precision.storage)) for value in saved.values()), "no masters"
     async with running(SINGLE, config) as ranks:
         await every(ranks, lambda one: one.load(tmp_path))
         for key, values in ranks.values().items():
             np.testing.assert_array_equal(values, saved[key])
-        assert [(await ranks.take_step())[0] for _ in range(2)] == expected
+        assert [(await ranks.take_step())[0] for _ in range(MORE)] == expected
 
 
 async def every(ranks: Ranks, main: Callable[[ThreeDParallelismCoordinator], Coroutine[Any, Any, Any]]) -> list[Any]:

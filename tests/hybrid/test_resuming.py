@@ -44,7 +44,10 @@ def sharded(layout: tuple[int, int, int], stage: ZeROStage) -> HybridConfig:
 
 CASES = [
     *((f"{layout}-{codec}", replicated(layout, codec)) for layout, codec in in_turn(LAYOUTS, CODECS)),
-    *((f"{layout}-{stage}", sharded(layout, stage)) for layout, stage in in_turn(LAYOUTS, list(ZeROStage)[1:])),
+    *(
+        (f"{layout}-{stage}", sharded(layout, stage))
+        for layout, stage in in_turn(chosen(LAYOUTS[::2], soak=LAYOUTS), list(ZeROStage)[1:])
+    ),
 ]
 
 
@@ -76,9 +79,9 @@ async def test_a_run_that_goes_back_is_the_one_it_was(tmp_path: Path) -> None:
         for _ in range(BEFORE):
             await ranks.take_step()
         await every(ranks, lambda one: one.save(tmp_path))
-        expected = [await ranks.take_step() for _ in range(2)]
+        expected = [await ranks.take_step() for _ in range(MORE)]
         await every(ranks, lambda one: one.load(tmp_path))
-        assert [await ranks.take_step() for _ in range(2)] == expected
+        assert [await ranks.take_step() for _ in range(MORE)] == expected
 
 
 def lacking_in(ranks: Ranks) -> dict[str, Any]:
@@ -110,14 +113,14 @@ def assert_same_lacking(got: dict[str, Any], expected: dict[str, Any]) -> None:
 MOVES = {
     "fewer replicas": (replicated((3, 1, 1), "int8"), replicated((2, 1, 1), "int8")),
     "sharded": (replicated((3, 1, 1), "int8"), sharded((3, 1, 1), ZeROStage.STAGE2)),
-    "whole again": (replicated((2, 2, 1), "powersgd:2"), replicated((2, 1, 1), "topk:0.1")),
     "sharded slices": (sharded((2, 2, 1), ZeROStage.STAGE3), replicated((2, 1, 2), "int8")),
+    "whole again": (replicated((2, 2, 1), "powersgd:2"), replicated((2, 1, 1), "topk:0.1")),
     "slices": (replicated((2, 1, 1), "topk:0.1"), replicated((2, 2, 1), "int8")),
     "stages": (replicated((2, 2, 1), "bf16"), replicated((2, 1, 2), "sign")),
 }
 
 
-@pytest.mark.parametrize("move", first(4, MOVES))
+@pytest.mark.parametrize("move", first(3, MOVES))
 async def test_another_layout_makes_up_for_what_gradients_lack(move: str, tmp_path: Path) -> None:
     saved, loaded = MOVES[move]
     async with running(MODEL, saved) as ranks:
@@ -149,7 +152,10 @@ async def test_what_another_layout_has_no_use_for_is_named(tmp_path: Path, caplo
 
 
 UPDATES: dict[str, tuple[HybridConfig, dict[str, Any]]] = {
-    "buckets": (replicated((2, 2, 1), "topk:0.1"), {"bucketing": GradientBucketingConfig(bucket_size_mb=1.0)}),
+    "buckets": (
+        replicated(chosen((2, 1, 1), soak=(2, 2, 1)), "topk:0.1"),
+        {"bucketing": GradientBucketingConfig(bucket_size_mb=1.0)},
+    ),
     "codec": (replicated((2, 1, 2), "int8"), {"compression": GradientCompressionConfig(codec="topk:0.1")}),
     "summed": (replicated((2, 2, 1), "bf16"), {"compression": GradientCompressionConfig(codec="powersgd:2")}),
     "sharded": (

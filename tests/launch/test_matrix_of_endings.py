@@ -60,11 +60,11 @@ FEW = [
     ("launch", 2, "forming", "SIGINT"),
     ("launch", 2, "collective", "SIGTERM"),
     ("launch", 1, "C call", "SIGSTOP"),
-    ("launch", 1, "python", "nothing"),
+    ("python", 1, "python", "nothing"),
     ("engine", 2, "ending", "SIGTERM"),
     ("engine", 1, "python", "SIGSTOP"),
     ("agents", 1, "thread", "SIGINT"),
-    ("agents", 2, "C call with the lock", "SIGTERM"),
+    ("agents", 1, "C call with the lock", "SIGTERM"),
 ]
 ALL = [case for case in itertools.product(STARTERS, RANKS, PLACES, SIGNALS) if is_possible(*case)]
 CASES = chosen(FEW, soak=ALL)

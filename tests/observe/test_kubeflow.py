@@ -235,7 +235,7 @@ ap.run(main)
 @pytest.mark.process
 def test_a_launcher_in_a_pod_of_trainer_posts_by_itself(server: StatusServer, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", str(tmp_path / "program.py")]
+    command = [sys.executable, "-m", "asyncpar", "launch", str(tmp_path / "program.py")]
     kept = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         command, env=kept | server.environment, capture_output=True, text=True, timeout=50, check=False

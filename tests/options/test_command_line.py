@@ -22,7 +22,7 @@ from asyncpar.launch.cli import main
 from asyncpar.net.membership.host import host_name
 
 SHAPE = ["--layers", "8", "--hidden", "256", "--heads", "8", "--vocab", "1000", "--seq", "128", "--world", "8"]
-PLAN = [*SHAPE, "--ranks-per-host", "4", "--json", "--top", "1000"]
+PLAN = [*SHAPE, "--batch", "16", "--ranks-per-host", "4", "--json", "--top", "1000"]
 
 LAUNCH: dict[str, str] = {
     "--nproc-per-node": "3",

@@ -32,11 +32,12 @@ from tests.parallel.replicas import (
     train_step,
     values_of,
 )
+from tests.products import in_turn
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-@pytest.mark.parametrize("size", [1, 2, 3])
-async def test_training_is_that_of_one_process_on_the_whole_batch(size: int, config: DDPConfig) -> None:
+@pytest.mark.parametrize(("name", "size"), in_turn(CONFIGS, [2, 3, 1]))
+async def test_training_is_that_of_one_process_on_the_whole_batch(name: str, size: int) -> None:
+    config = CONFIGS[name]
     steps, rows = 4, 2
 
     async def main(node: Node) -> dict[str, Array]:

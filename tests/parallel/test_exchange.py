@@ -17,6 +17,7 @@ from asyncpar.parallel.update import AsyncUpdate, UpdateLayout
 from asyncpar.testing import run_virtual
 from asyncpar.testing.world import local_world
 from tests.parallel.replicas import on_all, on_all_failing
+from tests.products import sampled
 
 SMALL, LARGE = 7, 100_000
 
@@ -77,9 +78,7 @@ async def exchange_all(size: int, counts: Sequence[int], *, bound: int | None, c
             np.testing.assert_array_equal(second, float(2 * total))
 
 
-@pytest.mark.parametrize("transport", ["inproc", "shm"])
-@pytest.mark.parametrize("count", [SMALL, LARGE])
-@pytest.mark.parametrize("bound", [None, 0, 2])
+@pytest.mark.parametrize(("bound", "count", "transport"), sampled([None, 0, 2], [SMALL, LARGE], ["inproc", "shm"]))
 async def test_every_update_arrives_everywhere_exactly_once(bound: int | None, count: int, transport: str) -> None:
     await exchange_all(3, (6, 2, 0), bound=bound, count=count, transport=transport)
 

@@ -33,6 +33,7 @@ from tests.parallel.replicas import (
     train_step,
     values_of,
 )
+from tests.products import in_turn
 
 ASYNCHRONOUS = SynchronizationMode.ASYNCHRONOUS
 bounded = SynchronizationMode.BOUNDED_STALENESS
@@ -111,8 +112,9 @@ def run_journal(mode: SynchronizationMode, seconds: Sequence[float], counts: Seq
     return journal
 
 
-@pytest.mark.parametrize("bound", [1, 2, 5])
-@pytest.mark.parametrize("seconds", [(1.0, 4.0), (3.0, 1.0, 1.7), (0.1, 0.1, 0.1, 9.0)], ids=str)
+@pytest.mark.parametrize(
+    ("bound", "seconds"), in_turn([1, 2, 5], [(1.0, 4.0), (3.0, 1.0, 1.7), (0.1, 0.1, 0.1, 9.0)]), ids=str
+)
 def test_no_rank_is_ever_further_ahead_than_the_bound_and_the_bound_is_used(
     bound: int, seconds: tuple[float, ...]
 ) -> None:

@@ -35,6 +35,7 @@ from tests.pipeline.real_stages import (
 )
 from tests.pipeline.timed_stages import make_executor, run_one
 from tests.pipeline.worlds import Ranks, in_virtual_time, open_ranks, outcomes
+from tests.products import in_turn
 
 MICRO_BATCHES = 4
 
@@ -67,15 +68,20 @@ def fails_on(ranks: Ranks, schedule: PipelineSchedule, faults: dict[int, Callabl
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "action"),
+    ("kind", "what", "action", "culprit"),
     [
-        (Kind.ONE_FORWARD_ONE_BACKWARD, "forward", OperationKind.FORWARD),
-        (Kind.ONE_FORWARD_ONE_BACKWARD, "backward", OperationKind.BACKWARD),
-        (Kind.ZERO_BUBBLE, "backward", OperationKind.BACKWARD_INPUT),
-        (Kind.ZERO_BUBBLE, "weight", OperationKind.BACKWARD_WEIGHT),
+        (*done, culprit)
+        for done, culprit in in_turn(
+            [
+                (Kind.ONE_FORWARD_ONE_BACKWARD, "forward", OperationKind.FORWARD),
+                (Kind.ONE_FORWARD_ONE_BACKWARD, "backward", OperationKind.BACKWARD),
+                (Kind.ZERO_BUBBLE, "backward", OperationKind.BACKWARD_INPUT),
+                (Kind.ZERO_BUBBLE, "weight", OperationKind.BACKWARD_WEIGHT),
+            ],
+            [0, 1, 2],
+        )
     ],
 )
-@pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_an_exception_in_any_action_is_named_on_all_ranks(
     kind: Kind, what: str, action: OperationKind, culprit: int
 ) -> None:
@@ -127,8 +133,7 @@ def test_failures_on_two_ranks_at_once_are_both_named() -> None:
     assert isinstance(one, StepFailed)
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.5, 3.5, 7.5, 11.0])
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize(("moment", "culprit"), in_turn([0.0, 0.5, 3.5, 7.5, 11.0], [0, 1, 2]))
 def test_a_cancelled_rank_ends_the_run_of_all_and_the_next_one_works(moment: float, culprit: int) -> None:
     async def main(ranks: Ranks) -> tuple[list[Any], float, list[Any]]:
         executors = fails_on(ranks, schedule_of(), {})

@@ -38,7 +38,7 @@ def aiohttp(socket: Path) -> list[str]:
     return ["-m", "tests.services.aiohttp_app", str(socket)]
 
 
-SERVERS = {"uvicorn, asyncio": uvicorn_on("asyncio"), "uvicorn, uvloop": uvicorn_on("uvloop"), "aiohttp": aiohttp}
+SERVERS = {"uvicorn, uvloop": uvicorn_on("uvloop"), "aiohttp": aiohttp, "uvicorn, asyncio": uvicorn_on("asyncio")}
 
 
 @dataclass
@@ -92,7 +92,7 @@ async def service(
 
 
 @pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", first(2, SERVERS))
 async def test_a_node_in_a_service_leaves_loop_and_signals_alone_and_the_world_in_good_order(
     server: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

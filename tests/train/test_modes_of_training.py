@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -110,6 +111,7 @@ async def train_all(
         return list(await asyncio.gather(*(train(node, mode, codec) for node in nodes)))
 
 
+@cache
 def last_loss_alone() -> float:
     model, batches, loss = LanguageModel(CONFIG), make_batches(), 0.0
     for step in range(CONFIG.steps):

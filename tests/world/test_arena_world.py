@@ -25,7 +25,7 @@ STARTS = chosen(1, soak=2)
 
 @pytest.mark.timeout(300)
 async def test_very_many_small_operations_lose_no_wake_up(tmp_path: Path) -> None:
-    polled, awaited = chosen((3_000, 4_000), soak=(800_000, 200_000))
+    polled, awaited = chosen((1_500, 2_000), soak=(800_000, 200_000))
     async with process_world(2, RANKS, tmp_path, "often", str(polled), str(awaited)) as ranks:
         ends = [await rank.next() for rank in ranks]
     assert [end["done"] for end in ends] == [polled + awaited] * 2
@@ -35,7 +35,7 @@ async def test_very_many_small_operations_lose_no_wake_up(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(300)
 async def test_more_ranks_than_cores_lose_no_wake_up(tmp_path: Path) -> None:
-    count = chosen(800, soak=20_000)
+    count = chosen(300, soak=20_000)
     async with process_world(4, RANKS, tmp_path, "often", "0", str(count)) as ranks:
         ends = [await rank.next() for rank in ranks]
     assert [end["rescues"] for end in ends] == [0] * 4

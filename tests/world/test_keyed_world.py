@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize("wait", ["poll", "doorbell"])
 @pytest.mark.parametrize(
     ("size", "steps", "sizes"),
-    chosen([(3, 300, "small")], soak=[(3, 1000, "small"), (2, 100, "all"), (2, 4000, "small")]),
+    chosen([(3, 120, "small")], soak=[(3, 1000, "small"), (2, 100, "all"), (2, 4000, "small")]),
 )
 async def test_keys_in_any_order_lose_no_wake_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, steps: int, sizes: str, wait: str

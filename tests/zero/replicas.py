@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,8 +45,15 @@ def draw_parameters(
 
 def draw_gradient(name: str, shape: tuple[int, ...], *, rank: int, step: int) -> Array:
     """Return the gradient that ``rank`` finds in ``step``, in float64."""
+    return _drawn(name, shape, rank, step)
+
+
+@lru_cache(maxsize=64)
+def _drawn(name: str, shape: tuple[int, ...], rank: int, step: int) -> Array:
     rng = np.random.default_rng([rank, step, *name.encode()])
-    return np.asarray(rng.normal(size=shape))
+    drawn = np.asarray(rng.normal(size=shape))
+    drawn.flags.writeable = False
+    return drawn
 
 
 def give_gradients(parameters: Sequence[Parameter], *, rank: int, step: int) -> None:

@@ -14,6 +14,7 @@ from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.config import MIB, ZeROConfig
 from asyncpar.zero.memory import TransientBytes
 from asyncpar.zero.partition import Spec, make_budget, make_partition
+from tests.products import sampled
 from tests.zero.replicas import (
     EVEN_SHAPES,
     SHAPES,
@@ -55,9 +56,7 @@ async def test_single_precision_takes_what_the_formulas_say(size: int, stage: Ze
             assert stats.whole == 16 * stats.values
 
 
-@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "stage", "storage"), sampled([2, 4], STAGES, ["bfloat16", "float16"]))
 async def test_mixed_precision_takes_what_the_formulas_say(size: int, stage: ZeROStage, storage: str) -> None:
     """16, 4 + 12/N, 2 + 14/N and 16/N bytes for each value."""
     async with engines(size, stage, rule=Adam(), shapes=EVEN_SHAPES, dtype=storage) as made:

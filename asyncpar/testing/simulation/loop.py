@@ -44,6 +44,8 @@ _CLOSING_SECONDS: Final = 0.02
 
 _FEW_CANCELLED: Final = 100
 _COLLECT_EVERY: Final = 200_000
+_RUNNING: Final = Health.RUNNING
+"""A global: turns look at it again and again, and members of an enumeration are slow to find."""
 
 
 class SimulatedDeadlock(AsyncparError):  # noqa: N818
@@ -77,6 +79,7 @@ class SimulationLoop(VirtualTimeLoop):
         self._dice = Random(f"{seed} schedule")
         self._draw = self._dice.random
         self._trace = trace
+        self._turn = trace.turn
         self.outside = SimulatedProcess("simulator", number=0)
         self._runnable: list[SimulatedProcess] = []
         self._queue: list[tuple[float, float, int, asyncio.Handle, SimulatedProcess]] = []
@@ -128,8 +131,10 @@ class SimulationLoop(VirtualTimeLoop):
         self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        process = handle._context.get(CURRENT)  # type: ignore[attr-defined]
-        self._enqueue(process or self.outside, handle)
+        process = (CURRENT.get() if context is None else context.get(CURRENT)) or self.outside
+        process.ready.append(handle)
+        if not process.is_queued and process.health is _RUNNING:
+            self._make_runnable(process)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -139,7 +144,7 @@ class SimulationLoop(VirtualTimeLoop):
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = _OwnTimer(when, callback, args, self, context)
-        process = timer._context.get(CURRENT) or self.outside  # type: ignore[attr-defined]
+        process = (CURRENT.get() if context is None else context.get(CURRENT)) or self.outside
         self._push(process.true_time(when), timer, process)
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
@@ -259,14 +264,16 @@ class SimulationLoop(VirtualTimeLoop):
 
     def _enqueue(self, process: SimulatedProcess, handle: asyncio.Handle) -> None:
         process.ready.append(handle)
-        if not process.is_queued and process.health is Health.RUNNING:
+        if not process.is_queued and process.health is _RUNNING:
             self._make_runnable(process)
 
     def _make_runnable(self, process: SimulatedProcess) -> None:
         if process.is_queued or not process.ready:
             return
         process.is_queued = True
-        delay = max(0.0, process.blocked_until - self._now)
+        delay = process.blocked_until - self._now
+        if delay < 0.0:
+            delay = 0.0
         if process.node is not None and self._draw() < HOLD_UP_CHANCE:
             delay += self._draw() * HOLD_UP_SECONDS
         if delay:
@@ -285,20 +292,24 @@ class SimulationLoop(VirtualTimeLoop):
         process = runnable[place]
         runnable[place] = runnable[-1]
         runnable.pop()
-        if process.health is not Health.RUNNING:
+        if process.health is not _RUNNING:
             process.is_queued = False
             return
         ready = process.ready
-        self._trace.turn(self._now, process.number, len(ready))
-        for _ in range(len(ready)):
+        count = len(ready)
+        self._turn(self._now, process.number, count)
+        while count:
+            count -= 1
             handle = ready.popleft()
             if not handle._cancelled:
                 handle._run()
-        self._count_turn()
+        self._steps += 1
+        if self._steps % _COLLECT_EVERY == 0:
+            self._trace.collect_garbage()
         if process.ahead:
             process.blocked_until, process.ahead = self._now + process.ahead / process.rate, 0.0
         process.is_queued = False
-        if ready and process.health is Health.RUNNING:
+        if ready and process.health is _RUNNING:
             self._make_runnable(process)
 
     def _advance(self) -> None:
@@ -308,8 +319,8 @@ class SimulationLoop(VirtualTimeLoop):
             heapq.heappop(queue)
         if not queue:
             raise SimulatedDeadlock("nothing can run: no callback is ready and no timer is set")
-        self._now = max(self._now, queue[0][0])
-        while queue and queue[0][0] <= self._now:
+        self._now = now = max(self._now, queue[0][0])
+        while queue and queue[0][0] <= now:
             _, _, _, handle, process = heapq.heappop(queue)
             if handle._cancelled:
                 continue
@@ -318,8 +329,3 @@ class SimulationLoop(VirtualTimeLoop):
                 self._enqueue(process, handle)
             else:
                 handle._run()
-
-    def _count_turn(self) -> None:
-        self._steps += 1
-        if self._steps % _COLLECT_EVERY == 0:
-            self._trace.collect_garbage()

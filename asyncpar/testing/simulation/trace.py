@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-_TURN: Final = struct.Struct("<dII")
+_PACK: Final = struct.Struct("<dII").pack
 
 
 class Trace:
@@ -26,12 +26,12 @@ class Trace:
 
     def turn(self, now: float, process: int, callbacks: int) -> None:
         """Record a turn of a process with ``callbacks`` callbacks."""
-        self._update(_TURN.pack(now, process, callbacks))
+        self._update(_PACK(now, process, callbacks))
 
     def event(self, now: float, content: bytes, describe: Callable[[], str]) -> None:
         """Record a delivery or a fault."""
         self.events += 1
-        self._update(_TURN.pack(now, 0, len(content)))
+        self._update(_PACK(now, 0, len(content)))
         self._update(content)
         if self._lines is not None:
             self._lines.append(f"{now:.6f} {describe()}")

@@ -12,6 +12,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.actors.runtime.window import WINDOW
 from asyncpar.testing import local_world
+from tests.products import in_turn
 
 LARGE = 3 << 20
 TRANSPORTS = ("inproc", "tcp", "shm", "grpc")
@@ -96,8 +97,7 @@ async def test_what_is_told_returned_or_streamed_can_be_changed_at_once(transpor
         assert items == [(number, number) for number in range(5)]
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 50])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("turns", "transport"), in_turn([0, 1, 2, 3, 5, 8, 13, 50], TRANSPORTS))
 @pytest.mark.promise("lent")
 async def test_a_cancelled_ask_gives_its_array_back_and_it_arrives_whole_or_not_at_all(
     transport: str, turns: int

@@ -20,6 +20,7 @@ from asyncpar.collectives.completion.machine import (
     SendToRank,
     TimePassed,
 )
+from tests import soak
 
 
 @dataclass
@@ -197,7 +198,7 @@ def test_another_rank_decides_when_the_first_dies_in_the_middle() -> None:
         assert set(network.outcomes) >= {1, 2, 3}
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(soak.chosen(4, soak=10)))
 def test_all_agree_whatever_happens(block: int) -> None:
     """Random sizes, policies, times, stopped loops and deaths: never two decisions, and an end for all that live."""
     for seed in range(block * 30, block * 30 + 30):

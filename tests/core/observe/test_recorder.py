@@ -29,6 +29,7 @@ from asyncpar.core.observe.records import (
 )
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.observe.image import RankImage, read_image
+from tests.soak import chosen
 
 WHO = RankIdentity(rank=1, size=4, host="host-b")
 
@@ -206,7 +207,7 @@ def test_the_agent_reads_the_ring_of_a_rank_that_writes_and_of_one_that_was_kill
     assert rank.stdout is not None
     with rank:
         assert rank.stdout.readline() == "ready\n"
-        for _ in range(50):
+        for _ in range(chosen(8, soak=50)):
             assert "load" in [event.name for event in read_image(read_ring(ring)).pending]
         rank.send_signal(signal.SIGKILL)
     image = read_image(read_ring(ring))

@@ -51,6 +51,7 @@ from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.launch.wait_board import WaitReport
+from tests.soak import chosen
 
 
 def job(
@@ -593,7 +594,7 @@ def test_all_hosts_print_who_waits_for_whom_and_know_of_stopped_ranks() -> None:
     assert [one.how for one in conditions] == [STOPPED, "", STOPPED]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(chosen(20, soak=60)))
 def test_whatever_comes_and_goes_worlds_are_never_too_small_and_the_job_goes_on(seed: int) -> None:
     """Joins and losses alone never end a job; ranks that run at the same time are of one world, each there once."""
     chance = random.Random(seed)

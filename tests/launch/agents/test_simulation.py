@@ -33,13 +33,21 @@ GROUPS = {
 }
 FIRST = {
     "accepted-is-kept": 105,
-    "decided-before-told": 0,
-    "healed-of-the-lost": 4,
-    "a-surplus-spare-waits": 1,
-    "in-order": 11,
+    "votes-are-read": 1,
     "votes-are-whole": 1,
+    "incarnations": 1,
+    "echo": 2,
+    "facts-are-told-again": 1,
+    "own-members": 1,
+    "healed-of-the-lost": 4,
+    "late-newcomers": 1,
+    "a-surplus-spare-waits": 1,
+    "who-is-healing": 1,
 }
-"""Seeds that are tried first, because they were found before; any other would do."""
+"""Seeds that are tried first, because they were found before; any other would do.
+
+Safeguards that share a group have one seed where there is one: with all of them in place it runs once.
+"""
 
 
 @pytest.mark.timeout(chosen(120, soak=1800))
@@ -65,7 +73,7 @@ RESTARTED = {
 @pytest.mark.timeout(chosen(120, soak=1800))
 @pytest.mark.parametrize("name", RESTARTED)
 def test_jobs_that_start_again_with_every_world_run_on_all_hosts_when_faults_are_over(name: str) -> None:
-    for seed in range(chosen(3, soak=300)):
+    for seed in range(SEEDS):
         run = simulate_hosts(seed, RESTARTED[name])
         try:
             check_restarted(run)
@@ -94,10 +102,11 @@ def test_restarts_that_hosts_do_not_announce_to_each_other_are_found(monkeypatch
 
 
 def test_equal_seeds_do_the_same() -> None:
-    one, other = (simulate_hosts(3, GROUPS["dying-writers"]) for _ in range(2))
+    group = replace(GROUPS["dying-writers"], faults=3, calm_from=7.0, seconds=10.0)
+    one, other = (simulate_hosts(3, group) for _ in range(2))
     assert one.trace_hash == other.trace_hash
     assert one.notes == other.notes
-    assert one.trace_hash != simulate_hosts(4, GROUPS["dying-writers"]).trace_hash
+    assert one.trace_hash != simulate_hosts(4, group).trace_hash
 
 
 def seeds_until_found(name: str) -> int:

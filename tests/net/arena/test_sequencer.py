@@ -12,6 +12,7 @@ from asyncpar.net.arena.arena import Arena
 from asyncpar.net.arena.channel import Offer
 from asyncpar.net.arena.order_log import RING, OrderLog, behind_order_log
 from asyncpar.net.arena.sequencer import NAMED, Readiness, Sequencer, open_sequencer
+from tests.soak import chosen
 
 A, B, C = NAMED | 1, NAMED | 2, NAMED | 3
 NUMBER = 77
@@ -264,7 +265,7 @@ def test_whatever_is_announced_and_given_up_in_whatever_order_all_agree(polls: b
 
 
 def test_a_channel_finds_its_place_behind_the_order_log() -> None:
-    for size in (2, 9, 300):
+    for size in (2, 9, chosen(100, soak=300)):
         offer = Offer(4096, 64 << 10)
         rest = behind_order_log(offer, size)
         assert rest.offset % 64 == 0

@@ -76,7 +76,7 @@ async def test_either_side_may_dial(dialer: int) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 async def test_dials_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
-    for _ in range(chosen(4, soak=15)):
+    for _ in range(chosen(2, soak=15)):
         async with open_world(*[transport] * 4) as ranks:
             for rank in ranks:
                 rank.join()
@@ -614,7 +614,7 @@ async def test_a_lane_between_hosts_takes_as_many_connections_as_both_sides_want
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 async def test_dials_of_several_connections_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
-    for _ in range(chosen(3, soak=10)):
+    for _ in range(chosen(2, soak=10)):
         async with open_world(*[transport] * 3, connections=(4, 4, 4)) as ranks:
             for rank in ranks:
                 rank.join()

@@ -13,6 +13,7 @@ from asyncpar.nn import Array, Parameter, Transformer, TransformerConfig, softma
 from asyncpar.nn.half import HalfInitializer, HalfParameter
 from asyncpar.nn.tensor import SingleRankGroup, TensorGroup, TransformerStage, build_stage, vocab_parallel_cross_entropy
 from tests.nn.tensor.crew import run_ranks, whole_gradients
+from tests.products import sampled
 
 CONFIG = TransformerConfig(
     vocabulary=23, length=7, features=24, layers=3, heads=12, mlp_hidden=17, seed=5, dtype="float64"
@@ -24,6 +25,7 @@ SCALE = 1 / 42
 WHOLE = (range(3),)
 SPLIT = (range(1), range(1, 3))
 ENDS = (range(0), range(2), range(2, 3), range(3, 3))
+SPLITS = {WHOLE: "one stage", SPLIT: "two stages", ENDS: "embedding and head alone"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ def gradients_of(config: TransformerConfig, ran: Sequence[Ran]) -> dict[str, Arr
     return total
 
 
+def describe(value: object) -> str | None:
+    """Return the name of a split; what else there is names itself."""
+    return SPLITS.get(value) if isinstance(value, tuple) else None
+
+
 def run_cut(config: TransformerConfig, split: Sequence[range], size: int, **options: Any) -> list[Ran]:
     def run(group: TensorGroup) -> Ran:
         stages = stages_of(config, split, group, **options)
@@ -108,10 +115,11 @@ def assert_equal_to_whole(config: TransformerConfig, ran: Sequence[Ran], toleran
         np.testing.assert_allclose(gradients[parameter.name], parameter.grad, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("split", [WHOLE, SPLIT, ENDS], ids=["one stage", "two stages", "embedding and head alone"])
-@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-@pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("size", "sequence", "tied", "split"),
+    sampled([1, 2, 3, 4], [False, True], [False, True], [WHOLE, SPLIT, ENDS]),
+    ids=describe,
+)
 def test_losses_and_gradients_are_those_of_one_process(
     size: int, sequence: bool, tied: bool, split: tuple[range, ...]
 ) -> None:

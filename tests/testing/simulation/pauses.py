@@ -25,6 +25,8 @@ FIRST_AT, MOST_APART = 0.5, 2.5
 """When faults begin, and how many seconds they are apart at most."""
 SHORTEST, LONGEST = 0.5, 5.0
 LEADER_CHANCE = 1 / 2
+BOUND = 100.0
+"""Virtual seconds after the last fault in which a run has to end: far more than any takes that goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,8 @@ def draw_pauses(seed: object, siege: Siege) -> list[Fault]:
 def besiege(seed: int, siege: Siege = Siege()) -> SimulationResult:  # immutable
     """Run the program under the faults of ``seed``.  Raises ``SimulationFailed``."""
     faults = draw_pauses(seed, siege)
-    return simulate(besieged, seed=seed, faults=faults, check=check_besieged, shrinks=False, **siege.settings)
+    check = check_besieged
+    return simulate(besieged, seed=seed, faults=faults, check=check, shrinks=False, bound=BOUND, **siege.settings)
 
 
 @dataclass(frozen=True, kw_only=True)

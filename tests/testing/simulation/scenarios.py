@@ -328,7 +328,12 @@ DIALS = Scenario(main=in_pairs, check=check_nothing, settings={"bound": 50.0})
 
 LOSSES = Scenario(main=survives, check=check_survives, kinds=("kill",), faults=2, size=6)
 QUARRELS = Scenario(
-    main=bits, check=check_bits, kinds=("one_way", "silence"), faults=1, elastic=True, settings={"core": 2}
+    main=bits,
+    check=check_bits,
+    kinds=("one_way", "silence"),
+    faults=1,
+    elastic=True,
+    settings={"core": 2, "bound": 100.0},
 )
 
 STOPS = Scenario(

@@ -15,23 +15,34 @@ from tests.testing.simulation.scenarios import SCENARIOS, Scenario
 
 LIMIT = 500
 FIRST = {
-    "generation-check": 4,
+    "generation-check": 54,
     "frame-numbers": 6,
     "payload-checksums": 76,
     "header-checksums": 8,
     "leaving-is-announced": 1,
     "fresh-segments": 1,
-    "child-groups-are-revoked": 1,
+    "dials-have-a-deadline": 27,
+    "child-groups-are-revoked": 10,
+    "proposals-are-inherited": 10,
     "arrival-is-taken-back": 43,
     "newcomers-are-caught-up": 23,
+    "history-not-popularity": 46,
+    "commit-lease": 4,
     "quarrels-end": 5,
-    "vote-of-all": 1,
+    "vote-of-all": 46,
+    "roll-forward": 46,
     "forward-if-all-prepared": 46,
     "revoke-interrupts": 8,
+    "abort-restores-values": 1,
     "abort-restores-arrays": 46,
+    "parts-are-mirrored": 2,
     "residuals-are-rekeyed": 2,
+    "lent-arrays-stay": 6,
 }
-"""Seeds that are tried first, because they were found before; any other would do."""
+"""Seeds that are tried first, because they were found before; any other would do.
+
+Safeguards that share a scenario have one seed where there is one: with all of them in place it runs once.
+"""
 
 # What others guard against, and has no row of its own here:
 # - A quorum that was not reached is reported to those who wait for it.  Nobody waits for the answer of one: hosts that
@@ -69,6 +80,18 @@ def fails(name: str, seed: int) -> bool:
     return False
 
 
+_right: set[tuple[int, int]] = set()
+"""Scenarios, by their places in memory, and seeds with which they were right."""
+
+
+def is_right(name: str, seed: int) -> bool:
+    """Run with all safeguards; a scenario that several of them have was seen before."""
+    run_before = id(SCENARIOS[name]), seed
+    if run_before not in _right and not fails(name, seed):
+        _right.add(run_before)
+    return run_before in _right
+
+
 def seeds_until_found(name: str) -> int:
     """Return how many seeds it takes to miss the safeguard; more than ``LIMIT`` if it is not missed.
 
@@ -78,7 +101,7 @@ def seeds_until_found(name: str) -> int:
     for count, seed in enumerate(order, start=1):
         with without(name):
             is_missed = fails(name, seed)
-        if is_missed and not fails(name, seed):
+        if is_missed and is_right(name, seed):
             return count
     return LIMIT + 1
 
