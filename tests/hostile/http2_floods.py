@@ -15,7 +15,7 @@ PIECE = 16_000
 HEADERS, DATA, RESET, SETTINGS, CONTINUATION = 1, 0, 3, 4, 9
 END_HEADERS = 4
 
-REST = chosen(0.5, soak=0.002)
+REST = chosen(0.1, soak=0.002)
 """Seconds after which a flood that was cut off comes again."""
 
 

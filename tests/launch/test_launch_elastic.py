@@ -70,7 +70,6 @@ def test_a_job_starts_small_grows_and_goes_on_without_a_killed_host(launcher: La
     assert launcher.ranks_alive() == []
 
 
-@pytest.mark.soak
 def test_a_job_goes_on_without_its_first_launcher(launcher: Launcher, eventually: Eventually) -> None:
     job = Job(launcher, eventually, "1:3")
     job.common = ("--last-call", "30", *(word for word in job.common if word not in ("--last-call", "0.3")))

@@ -20,6 +20,7 @@ from asyncpar.testing.engines import EngineConformance
 from scripts.bench.pods import finish
 from tests.launch.kubernetes import test_manifests, test_pods
 from tests.launch.kubernetes.test_pods import LIMIT, make_names_known, pods_of
+from tests.soak import first
 
 PROGRAM = Path(__file__).with_name("telling_rank.py")
 pytestmark = test_pods.pytestmark
@@ -65,8 +66,7 @@ def test_ranks_of_pods_find_the_secret_in_a_file_of_theirs_only(ended: list[tupl
             assert one["secret"]["length"] >= 32
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", first(1, [1, 2]))
 def test_all_pods_end_when_a_rank_fails_and_the_first_reports_the_cause(ranks: int) -> None:
     with pods_of("fail", program=PROGRAM, ranks=ranks, names_after=0.1) as pods:
         ended = finish(pods, timeout=LIMIT)
