@@ -80,5 +80,6 @@ ensure_environment() {
     echo "setting up $VENV (once)" >&2
     [ -x "$PYTHON" ] || "$python" -m venv "$VENV"
     install_packages --editable "$ROOT[$extras]" "$@"
+    "$PYTHON" -m compileall -q -j 0 "$ROOT/asyncpar" # otherwise all workers of the suite compile it at the same time
     echo "$wanted" >"$stamp"
 }

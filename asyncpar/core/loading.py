@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,13 +15,14 @@ def without_collection() -> Iterator[None]:
     Modules create so many objects, nearly all permanent, that Python would traverse all objects of the program
     meanwhile, a dozen times for a rank, and the new ones twice afterwards: 50 ms, and 120 ms in a program with torch.
     """
-    was_on = gc.isenabled()
+    was_on, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # otherwise the program has frozen objects, which must stay so
+            is_loaded = len(sys.modules) > known
+            if is_loaded and not gc.get_freeze_count():  # otherwise the program has frozen objects, which must stay so
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
             gc.enable()
