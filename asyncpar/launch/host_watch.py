@@ -6,33 +6,44 @@ A rank that is stopped reports nothing: then its last report is shown, with its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.waits import CONDITION_WORDS
-from asyncpar.launch.memory_watch import MemoryWatch
-from asyncpar.launch.rank_channel import RankChannel
 from asyncpar.launch.stack_files import StackFile, state_of
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.observe.service import ObserverReply
+from asyncpar.net.arena.limits import MemoryUse, count_memory_kills, read_memory_use
+from asyncpar.observe.service import LENGTH, MOST_BYTES, ObserverReply, ObserverRequest, frame
 from asyncpar.observe.stack_views import ProcessStacks, ThreadView
 from asyncpar.observe.summary import (
     MOST_PAST,
     HostSummary,
+    MemorySummary,
     PastGeneration,
     RankAnswer,
     RankReport,
     RankSummary,
     pack,
+    spell_bytes,
     unpack,
 )
+
+EVERY_SECONDS: Final = 1.0
+RECENT_SECONDS: Final = 5.0
+"""The age in seconds up to which a counted kill may be that of a rank that is found dead."""
+
+_MOST_SIZES: Final = 8
+
 
 LOOK_SECONDS: Final = 1.0
 """Seconds between requests to the ranks for their summaries."""
@@ -47,6 +58,69 @@ NOTHING: Final = "there is none"
 """The reason why a rank that was asked has nothing to report."""
 
 _STOPPED_STATES: Final = ("T", "t")
+_MOST_UNANSWERED = 8
+"""The most requests that a rank may leave unanswered; one that is stopped gets no more."""
+
+
+class _MemorySample(NamedTuple):
+    time: float
+    kills: int | None
+    use: MemoryUse | None
+
+
+class MemoryWatch:
+    """Records whether the kernel has killed a rank for lack of memory, and the resident bytes of all ranks before."""
+
+    def __init__(
+        self,
+        count_kills: Callable[[], int | None] = count_memory_kills,
+        read_use: Callable[[], MemoryUse | None] = read_memory_use,
+    ) -> None:
+        self._count_kills = count_kills
+        self._read_use = read_use
+        self._samples: deque[_MemorySample] = deque()
+        self._sizes: dict[int, int] = {}
+
+    def update(self, sizes: Mapping[int, int], *, now: float) -> None:
+        """Record the resident bytes of the ranks that live; read the kernel's files once a second."""
+        self._sizes |= {rank: size for rank, size in sizes.items() if size}
+        if self._samples and now - self._samples[-1].time < EVERY_SECONDS:
+            return
+        self._samples.append(_MemorySample(now, self._count_kills(), self._read_use()))
+        while now - self._samples[0].time > RECENT_SECONDS:
+            self._samples.popleft()
+
+    def forget(self, rank: int) -> None:
+        """Drop the size of a rank whose place another process takes."""
+        self._sizes.pop(rank, None)
+
+    @property
+    def use(self) -> MemorySummary | None:
+        """The nearest limit, its use at the last inspection, and how fast that grows."""
+        if not self._samples or self._samples[-1].use is None:
+            return None
+        first, last, use = self._samples[0], self._samples[-1], self._samples[-1].use
+        growth = 0.0
+        if first.use is not None and first.use.limit == use.limit and last.time > first.time:
+            growth = max(0.0, (use.used - first.use.used) / (last.time - first.time))
+        return MemorySummary(used=use.used, limit=use.limit, is_group=use.is_group, growth=growth)
+
+    def explain(self, *, now: float) -> str:
+        """Explain why a rank was killed by SIGKILL just now, if the kernel did it for lack of memory; else ""."""
+        kills = self._count_kills()
+        before = [
+            sample.kills for sample in self._samples if sample.kills is not None and now - sample.time <= RECENT_SECONDS
+        ]
+        if kills is None or not before or kills <= before[0]:
+            return ""
+        largest = sorted(self._sizes.items(), key=lambda item: (-item[1], item[0]))
+        sizes = [f"rank {rank} {spell_bytes(size)}" for rank, size in largest[:_MOST_SIZES]]
+        if len(largest) > _MOST_SIZES:
+            sizes.append(f"{len(largest) - _MOST_SIZES} more of {spell_bytes(largest[_MOST_SIZES][1])} at most")
+        use = self.use
+        limit = "" if use is None else f"; the limit is {spell_bytes(use.limit)} of {use.owner}"
+        resident = f"; resident last: {', '.join(sizes)}" if sizes else ""
+        return f"was killed by the kernel (SIGKILL), which was out of memory{limit}{resident}"
 
 
 class _WatchedRank(msgspec.Struct):
@@ -298,3 +372,80 @@ def _why_silent(known: _WatchedRank) -> str:
     if known.summary is None:
         return "it has not answered: it does not use asyncpar, or has not come so far"
     return "it does not answer: something holds its interpreter lock"
+
+
+class RankChannel:
+    """Asks the thread of the observer of one rank (see ``observe/service.py``).  Owns ``connection``; ``close`` it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[ObserverReply | None]] = {}
+        self._unanswered: set[int] = set()
+        self._opening: asyncio.Task[asyncio.StreamWriter] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    async def ask(self, kind: str, *, within: float) -> ObserverReply | None:
+        """Return the rank's answer; None if it does not answer within so many seconds, or has ended."""
+        if self._is_over or len(self._unanswered) >= _MOST_UNANSWERED:
+            return None
+        number = next(self._numbers)
+        answer: asyncio.Future[ObserverReply | None] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._unanswered.add(number)
+        try:
+            async with asyncio.timeout(within):
+                if self._opening is None:
+                    self._opening = asyncio.create_task(self._open(), name="asyncpar open a rank's line")
+                await asyncio.wait({self._opening})
+                if self._opening.cancelled():  # by close
+                    return None
+                writer = self._opening.result()
+                if writer.is_closing():  # the rank has ended, which no read has noticed so far
+                    return None
+                writer.write(frame(ObserverRequest(number, kind)))
+                return await answer
+        except (TimeoutError, OSError):
+            return None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _open(self) -> asyncio.StreamWriter:
+        reader, writer = await asyncio.open_connection(sock=self._connection)
+        self._reading = asyncio.create_task(self._read(reader), name="asyncpar read a rank's line")
+        return writer
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if length > MOST_BYTES:
+                    break
+                reply = msgspec.msgpack.decode(await reader.readexactly(length), type=ObserverReply)
+                self._unanswered.discard(reply.number)
+                answer = self._waiting.pop(reply.number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(reply)
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result(None)
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """Stop asking.  Idempotent."""
+        self._end()
+        tasks = [task for task in (self._opening, self._reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._opening is not None and not self._opening.cancelled() and self._opening.exception() is None:
+            await close_stream(self._opening.result())
+        else:
+            self._connection.close()

@@ -12,18 +12,20 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.backends import CommunicationRuntime
+from asyncpar.backends import CommunicationGroup, CommunicationRuntime
+from asyncpar.collectives.communicator import refuse_elastic
 from asyncpar.core.callables import CallableTuple
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.core.not_arrays import describe_other
 from asyncpar.core.sums import sum_dtype
 from asyncpar.errors import UsageError
+from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.parallel.checked_model import CheckedModel
-from asyncpar.parallel.config import SynchronizationMode
+from asyncpar.parallel.config import DDP_GROUP, SynchronizationMode
 from asyncpar.parallel.module import Array, Model, Trainable, check_device, check_is_training, set_training
-from asyncpar.parallel.replica_ranks import ReplicaRanks
 from asyncpar.parallel.replica_training import Replica, ReplicaTraining
+from asyncpar.parallel.replicas import make_equal
 
 T = TypeVar("T")
 
@@ -348,3 +350,70 @@ def count_rows(x: object, name: str) -> int:
         got = f"shape {x.shape}" if isinstance(x, np.ndarray) else describe_other(x)
         raise UsageError(f"{name}: expected an array of at least one row along dimension 0, got {got}")
     return int(x.shape[0])
+
+
+class ReplicaRanks:
+    """Averages the gradients of ``parameters`` over the ranks of ``runtime``, weighted by their numbers of rows.
+
+    The ranks are those of its group ``ddp_main``, or of its default group.  ``name`` belongs to one live object at a
+    time.
+    """
+
+    def __init__(self, parameters: Sequence[Trainable], runtime: CommunicationRuntime, *, name: str) -> None:
+        self._runtime = runtime
+        self._parameters = tuple(parameters)
+        self._claimed = self._name = name
+        self._turn = asyncio.Lock()
+        self._synchronizer: GradientSynchronizer | None = None
+
+    @property
+    def group(self) -> CommunicationGroup:
+        """All ranks.  Raises ``NoGroup`` while no backend is open."""
+        return self._runtime.get_group(DDP_GROUP if DDP_GROUP in self._runtime.groups else None)
+
+    async def prepare(self) -> None:
+        """Check that all ranks have the same parameters, and take the values of rank 0; once, on all ranks."""
+        async with self._turn:
+            if self._synchronizer is not None:
+                return
+            communicator = self.group.communicator
+            refuse_elastic(communicator, "DataParallel with a runtime", "replicas")
+            communicator.claim(self._claimed, self)
+            try:
+                word = await make_equal(self._parameters, (), communicator, key=f"{self._name}/start")
+            except BaseException:
+                communicator.release(self._claimed, self)
+                raise
+            self._name = f"{self._name}/{word}"
+            self._synchronizer = GradientSynchronizer.data_parallel(communicator, name=f"{self._name}/gradients")
+
+    def close(self) -> None:
+        """Release the name."""
+        if self._synchronizer is not None:
+            self._synchronizer.close()
+            self._synchronizer = None
+            self.group.communicator.release(self._claimed, self)
+
+    async def share(self, rows: int, *, is_incomplete: bool) -> float | None:
+        """Return the factor for this rank's mean that makes the mean over ranks that over all rows.
+
+        Return None if no rank has any rows.  Raises ``UsageError``, on every rank, if gradients are incomplete on some.
+        """
+        await self.prepare()
+        communicator = self.group.communicator
+        mine = np.array([rows, is_incomplete], np.int64)
+        counts = await communicator.all_gather(mine, key=f"{self._name}/rows")
+        broken = np.flatnonzero(counts[:, 1])
+        if broken.size:
+            raise UsageError(
+                f"sync_gradients: a replica of rank {broken[0]} failed in its backward pass; call zero_grad on all "
+                "ranks and begin anew"
+            )
+        total = int(counts[:, 0].sum())
+        return rows * communicator.size / total if total else None
+
+    async def average(self) -> None:
+        """Replace the gradients by their mean over ranks."""
+        assert self._synchronizer is not None, "share comes first"
+        async with self._synchronizer.step(self._parameters):
+            pass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.launch.memory_watch import MemoryWatch
+from asyncpar.launch.host_watch import MemoryWatch
 from asyncpar.net.arena.limits import MemoryUse
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncpar.launch.rank_channel import RankChannel
+from asyncpar.launch.host_watch import RankChannel
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 
 from asyncpar.dashboard.picture import Painter
 from asyncpar.errors import AsyncparError
-from asyncpar.launch.commands.job_screen import fit_job
 from asyncpar.launch.commands.job_text import TITLES, row_of, show_job
+from asyncpar.launch.commands.top import fit_job
 from asyncpar.launch.control_socket import ControlReply, ControlRequest, ask_control
 from asyncpar.launch.job_directory import list_jobs
 from asyncpar.launch.page_views import facts_of

@@ -15,7 +15,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.core.observe.reporting import Reporter
 from asyncpar.core.observe.waits import WaitNotice
-from asyncpar.launch.rank_channel import RankChannel
+from asyncpar.launch.host_watch import RankChannel
 from asyncpar.observe import service
 from asyncpar.observe.rank_view import make_summary, watch_node
 from asyncpar.observe.service import RankService, provide

@@ -30,7 +30,7 @@ from asyncpar.torch import (
     run_threads,
     torch_loss,
 )
-from asyncpar.torch.replicas.options import ONLY_VALUES
+from asyncpar.torch.replicas.data_parallel import ONLY_VALUES
 from asyncpar.torch.stage.parameters import BoundParameter
 from tests.torch.hooked import Linears, hooked, make_inputs
 

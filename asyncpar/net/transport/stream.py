@@ -3,7 +3,7 @@
 Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
 frame is sent by one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
 the rest that the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  Small
-messages are many: those of one turn of the loop are sent together (see ``write_coalescer``).  (The duplicate is needed
+messages are many: those of one turn of the loop are sent together (see ``WriteCoalescer``).  (The duplicate is needed
 because an event loop does not watch a descriptor that belongs to one of its transports.)
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import PeerLost, ProtocolError
@@ -23,7 +24,6 @@ from asyncpar.net.transport.positions import TICK_SECONDS, Positions
 from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.queue import QueuedSending, SendQueue
 from asyncpar.net.transport.sockets import Pulse, count_unacknowledged, read_delivery, read_round_trip
-from asyncpar.net.transport.write_coalescer import WriteCoalescer
 from asyncpar.net.wire.frame import (
     MESSAGE_GROUP,
     POSITION,
@@ -53,6 +53,13 @@ FLUSH_SECONDS = 1.0
 
 _PATIENCE_SECONDS = 2.0
 """Seconds for which bytes may be in transit between the two hosts' kernels; see ``positions``."""
+
+
+GATHERED_BYTES: Final = 1500
+"""Most bytes, about, of messages sent together: ten or so, which makes the system call cheap.
+
+More would keep the peer waiting, which could already be working on the first of them.
+"""
 
 
 class StreamLane(Connection, asyncio.BufferedProtocol):
@@ -426,3 +433,46 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return os_reason(error)
     return str(error) or type(error).__name__
+
+
+class WriteCoalescer:
+    """Gathers the messages of a turn and passes them to ``send`` as bytes to which no other reference exists.
+
+    Theory of operation.  A system call costs more than everything else done for a small message, and actors often send
+    many of them in one turn of the event loop.  The first message of a turn is sent at once, so that a single one is
+    not delayed; the others are gathered and sent at the end of the turn, or as soon as there are enough of them.
+    """
+
+    def __init__(self, send: Callable[[bytearray], None]) -> None:
+        self.waiting = bytearray()
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._is_within = False
+
+    def add(self, head: bytes, payload: Payload, checksum: PayloadChecksum | None = None) -> bool:
+        """Gather a copy of a message; return False if it is the turn's first, or large, and must be sent by itself."""
+        if not self._is_within:
+            self._is_within = True
+            self._loop.call_soon(self._end_turn)
+            return False
+        if len(payload) > GATHERED_BYTES:
+            return False
+        self.waiting += head
+        for view in views_of(payload):
+            self.waiting += view
+        if checksum is not None:
+            checksum.cover(payload, len(payload))
+            self.waiting += checksum.tail()
+        if len(self.waiting) > GATHERED_BYTES:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Send the gathered messages."""
+        if self.waiting:
+            gathered, self.waiting = self.waiting, bytearray()
+            self._send(gathered)
+
+    def _end_turn(self) -> None:
+        self._is_within = False
+        self.flush()

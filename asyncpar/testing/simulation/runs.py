@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from asyncpar.actors.runtime.deadline_discovery import check_interpreter
 from asyncpar.errors import AsyncparError, PeerError, StaleGeneration, UsageError
@@ -20,7 +20,6 @@ from asyncpar.testing.simulation.network import Conditions
 from asyncpar.testing.simulation.patches import simulated_machine
 from asyncpar.testing.simulation.process import SimulatedProcess
 from asyncpar.testing.simulation.result import REMOVED, SimulationFailed, SimulationResult, SimulationSearch
-from asyncpar.testing.simulation.shrink import shrink, simplify
 from asyncpar.testing.simulation.trace import Trace
 
 Check = Callable[[SimulationResult], object]
@@ -32,6 +31,9 @@ _GRACE_SECONDS: Final = 1.0
 """Seconds after the end of the program in which its processes still answer requests."""
 
 _LAST_SECONDS: Final = 60.0
+
+
+T = TypeVar("T")
 
 
 class SimulatedHang(AsyncparError):  # noqa: N818
@@ -414,3 +416,53 @@ def _simpler(fault: Fault) -> list[Fault]:
         if seconds != 0.0:
             forms.append(replace(fault, at=round(fault.at, digits), seconds=seconds))
     return [form for form in dict.fromkeys(forms) if form != fault]
+
+
+def shrink(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool], *, attempts: int = 200) -> tuple[T, ...]:
+    """Return a part of ``items``, in order, that still fails, and from which no single item can be left out.
+
+    This is delta debugging (Zeller and Hildebrandt, 2002).  ``items`` fails.  After ``attempts`` calls of ``fails`` the
+    shortest found so far is returned.
+    """
+    left = attempts
+
+    def ask(part: tuple[T, ...]) -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0 and fails(part)
+
+    current = tuple(items)
+    if current and ask(()):
+        return ()
+    parts = 2
+    while len(current) > 1 and left > 0:
+        size = -(-len(current) // parts)
+        for start in range(0, len(current), size):
+            rest = current[:start] + current[start + size :]
+            if ask(rest):
+                current, parts = rest, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(current), 2 * parts)
+    return current
+
+
+def simplify(
+    items: Sequence[T],
+    fails: Callable[[tuple[T, ...]], bool],
+    simpler: Callable[[T], Sequence[T]],
+    *,
+    attempts: int = 60,
+) -> tuple[T, ...]:
+    """Return ``items`` with each replaced by the first of its ``simpler`` forms with which the list still fails."""
+    current = tuple(items)
+    for place in range(len(current)):
+        for form in simpler(current[place]):
+            attempts -= 1
+            candidate = (*current[:place], form, *current[place + 1 :])
+            if attempts >= 0 and fails(candidate):
+                current = candidate
+                break
+    return current

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import math
 import os
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -31,14 +34,17 @@ from asyncpar.bootstrap import (
 from asyncpar.core.addresses import loopback, resolve, route_to, spell_host
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.secret import SECRET_BYTES
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.core.system_errors import os_reason
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
+from asyncpar.net.membership.credentials import load_certificates, read_credentials, read_secret
 from asyncpar.net.membership.host import host_id, host_name
+from asyncpar.net.security.identity import rank_role
 from asyncpar.net.transport.lane_kinds import parse_transport
-from asyncpar.torch.rendezvous.credentials import read_rank_credentials
-from asyncpar.torch.rendezvous.messages import Participants, RankHello, found_world
+from asyncpar.net.transport.rpc import Credentials
+from asyncpar.torch.rendezvous.messages import Participants, RankHello, WorldIdentity, found_world
 from asyncpar.torch.rendezvous.rendezvous import RendezvousAbandoned, StoreRendezvous
 from asyncpar.torch.rendezvous.store import share_server, store_lease
 from asyncpar.torch.signatures import CUDA_VARIABLE, cuda_path_name
@@ -62,6 +68,11 @@ _END_CHECKS, _END_PAUSE = 10, 0.02
 
 _lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
 """The lines to the agent of this process, of which one at a time can be open."""
+
+
+_SECRET_FILE = "ASYNCPAR_SECRET_FILE"
+_CERTS = "ASYNCPAR_CERTS"
+_FINGERPRINT_BYTES = 4
 
 
 def attach_store(
@@ -324,3 +335,55 @@ def _refuse_in_thread(rendezvous: StoreRendezvous, rank: int, error: BaseExcepti
 
 def _log_silence(rank: int, error: Exception) -> None:
     _log.debug("rank %d could not notify the others of its failure: %s", rank, error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCredentials:
+    """The credentials of one rank; ``credentials`` is None if the secret is distributed through the store.
+
+    ``job`` is the name of the world that the credentials require, "" for any name.
+    """
+
+    credentials: Credentials | None
+    job: str
+    generation: int
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """Values that must be equal on all ranks; they reveal nothing of the secret."""
+        secret, certificates = "none", "none"
+        if self.credentials is not None:
+            digest = hmac.digest(self.credentials.secret, b"asyncpar fingerprint", hashlib.sha256)
+            secret = f"one with fingerprint {digest[:_FINGERPRINT_BYTES].hex()}"
+            certificates = "none" if self.credentials.certificates is None else "some"
+        return {f"secret of the job ({_SECRET_FILE})": secret, f"certificates ({_CERTS})": certificates}
+
+    def identity(self) -> WorldIdentity:
+        """Return the identity that rank 0 gives the world: a name, and a new secret if ranks have none."""
+        return WorldIdentity(
+            job=self.job or f"torch-{secrets.token_hex(8)}",
+            generation=self.generation,
+            secret="" if self.credentials is not None else secrets.token_hex(SECRET_BYTES),
+        )
+
+    def credentials_for(self, participants: Participants) -> Credentials:
+        """Return the credentials for the world of ``participants``."""
+        return self.credentials or Credentials(bytes.fromhex(participants.identity.secret))
+
+
+def read_rank_credentials(
+    environment: Mapping[str, str], launched: LaunchEnvironment | None, rank: int
+) -> RankCredentials:
+    """Return the credentials of ``rank`` from ``environment``.  Raises ``UsageError`` for unsuitable files."""
+    if launched is not None:
+        if launched.certs is not None and rank != launched.rank:
+            raise UsageError(f"rank: expected {launched.rank}, for which there are certificates, got {rank}")
+        return RankCredentials(credentials=read_credentials(launched), job=launched.job, generation=launched.generation)
+    path, certs = environment.get(_SECRET_FILE), environment.get(_CERTS)
+    if not path:
+        if certs:
+            raise UsageError(f"{_CERTS}: expected {_SECRET_FILE} beside it, which is not set")
+        return RankCredentials(credentials=None, job="", generation=0)
+    certificates = load_certificates(certs, rank_role(rank)) if certs else None
+    job = "" if certificates is None else certificates.identity.job
+    return RankCredentials(credentials=Credentials(read_secret(path), certificates), job=job, generation=0)

@@ -6,9 +6,9 @@ model = asyncpar.torch.DistributedDataParallel(module)      # in place of torch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from asyncpar.torch.replicas.copies import copy_from, refuse_copies
 from asyncpar.torch.replicas.joining import ForwardTurn, OwnGradients, ReplicaJoinHook, agree_on_turn, find_last
 from asyncpar.torch.replicas.logging_data import LoggingData, describe_place
 from asyncpar.torch.replicas.offer import NAME, ReducerOffer, find_bucket_bytes
-from asyncpar.torch.replicas.options import ONLY_VALUES, check_only_values
 from asyncpar.torch.replicas.reducer import GradientReducer, ReducerSettings
 from asyncpar.torch.replicas.replicated_module import ReplicatedModule
 from asyncpar.torch.replicas.tuning import ReplicaTuning
@@ -505,3 +504,34 @@ def _checked_tuning(tuning: object) -> TuningConfig | None:
     if tuning is not None and not isinstance(tuning, TuningConfig):
         raise UsageError(f"tuning: expected a TuningConfig or None, got {type(tuning).__name__}")
     return tuning
+
+
+_OTHER_DEVICES: Final = "leave it out, as the module is in the CPU's memory, or use torch's class for other devices"
+
+ONLY_VALUES: Final[Mapping[str, tuple[Any, str]]] = {
+    "device_ids": (None, _OTHER_DEVICES),
+    "output_device": (None, _OTHER_DEVICES),
+    "dim": (0, "leave it out: nothing is scattered over devices"),
+    "check_reduction": (False, "leave it out: every step is checked on all ranks"),
+    "gradient_as_bucket_view": (True, "leave it out, as gradients are always views, or use torch's class"),
+    "delay_all_reduce_named_params": (None, "leave it out, or use torch's class"),
+    "param_to_hook_all_reduce": (None, "leave it out, or use torch's class"),
+    "mixed_precision": (None, "run the forward under torch.autocast, or use torch's class"),
+    "device_mesh": (None, "pass process_group=device_mesh.get_group()"),
+    "skip_all_reduce_unused_params": (False, "leave it out, or use torch's class"),
+    "batched_grad_copy": (False, "leave it out: gradients are not copied into buckets one by one"),
+    "bucket_cap_mb_list": (None, "pass bucket_cap_mb, or use torch's class"),
+}
+"""The value of each argument, and the alternative to passing another."""
+
+
+def check_only_values(given: Mapping[str, Any]) -> None:
+    """Raise ``UsageError`` for the first of the arguments ``given`` that has another value than its only one.
+
+    Empty sequences count as None, as in torch's class.
+    """
+    for name, value in given.items():
+        wanted, advice = ONLY_VALUES[name]
+        is_empty = wanted is None and isinstance(value, list | tuple) and not value
+        if not is_empty and (type(value) is not type(wanted) or value != wanted):
+            raise UsageError(f"{name}: expected {wanted}, got {value!r}; {advice}")

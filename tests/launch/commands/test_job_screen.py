@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from asyncpar.launch.commands.job_screen import HINT, JobScreen, fit_job
+from asyncpar.launch.commands.top import HINT, JobScreen, fit_job
 from asyncpar.observe.summary import JobSummary, RankReport
 from tests.launch.commands.test_job_text import job, report
 

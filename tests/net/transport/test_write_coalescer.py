@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncpar.net.transport.write_coalescer import GATHERED_BYTES, WriteCoalescer
+from asyncpar.net.transport.stream import GATHERED_BYTES, WriteCoalescer
 from asyncpar.net.wire.frame import Segments
 
 

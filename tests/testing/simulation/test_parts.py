@@ -10,7 +10,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.testing.simulation import KINDS, Fault, draw_faults
 from asyncpar.testing.simulation.disk import SimulatedDisk
-from asyncpar.testing.simulation.shrink import shrink, simplify
+from asyncpar.testing.simulation.runs import shrink, simplify
 
 
 @pytest.mark.parametrize(
