@@ -14,7 +14,7 @@ import pytest
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.device import arrays
-from asyncpar.testing.fake_devices import FakeCluster, StreamWork
+from tests.device.fake_devices import FakeCluster, StreamWork
 
 if TYPE_CHECKING:
     import torch

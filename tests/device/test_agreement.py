@@ -12,9 +12,9 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled
-from asyncpar.testing.device_worlds import OnDevices, device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from tests.collectives.sampled_sizes import InSharedWorlds, shared_worlds  # noqa: F401  # a fixture
+from tests.device.device_worlds import OnDevices, device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
 from tests.soak import chosen
 
 

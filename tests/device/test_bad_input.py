@@ -23,9 +23,9 @@ from asyncpar.device.fabric import DeviceError
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerTimeout, UsageError
 from asyncpar.node import Node
 from asyncpar.parallel import init_process_group
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 
 SIZE = 2
 DEADLINE = 10.0

@@ -15,9 +15,9 @@ import pytest
 from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.node import Node
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 from tests.products import sampled
 from tests.soak import chosen
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import ClassVar, cast
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.testing.device_worlds import OnDevices, device_world
-from asyncpar.testing.fake_devices import FakeCluster
 from tests.collectives.sampled_sizes import OfSampledSizes
+from tests.device.device_worlds import OnDevices, device_world
+from tests.device.fake_devices import FakeCluster
 from tests.soak import chosen
 
 

@@ -13,9 +13,9 @@ from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.device.fabric import DeviceError
 from asyncpar.errors import OperationMismatch, UsageError
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 
 HOSTS = ("a", "a", "b", "b")
 SLOW = LaneCosts(latency=1.0, bandwidth=1e6)

@@ -12,9 +12,9 @@ import pytest
 from asyncpar.device.fabric import DeviceError, NcclResult
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout, UsageError, WorldRevoked
 from asyncpar.node import Node
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 from tests.products import in_turn
 from tests.soak import chosen
 

@@ -16,9 +16,9 @@ from asyncpar.collectives.device import calibration
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.device.arrays import DeviceArray
 from asyncpar.node import Node
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_fabric import FakeFabric
 from tests.backends.extras import need
+from tests.device.device_worlds import device_world
+from tests.device.fake_fabric import FakeFabric
 from tests.device.pretended import EagerCluster, let_tensors_pass
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from asyncpar.device.fabric import DeviceError
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 from tests.soak import first
 
 

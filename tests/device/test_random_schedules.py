@@ -13,9 +13,9 @@ import pytest
 
 from asyncpar.device.fabric import DeviceError, NcclResult
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerError
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 from tests.soak import chosen
 
 FOUND = (339, 745, 1130, 2212, 2553, 2701, 2937, 2972)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import PeerError, PeerTimeout
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 
 
 def ones(cluster: FakeCluster, device: int = 0) -> Any:

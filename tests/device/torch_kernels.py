@@ -9,7 +9,7 @@ import torch
 
 from asyncpar.device.arrays import DeviceArray
 from asyncpar.device.codecs.torch_kernels import TorchLibrary
-from asyncpar.testing.fake_devices import FakeCluster
+from tests.device.fake_devices import FakeCluster
 
 
 class TorchOnFake(TorchLibrary):

@@ -12,8 +12,8 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.device.host import use_fabric
 from asyncpar.device.nccl import open_nccl_fabric
 from asyncpar.node import Node
-from asyncpar.testing.device_worlds import OnDevices
 from asyncpar.testing.world import local_world
+from tests.device.device_worlds import OnDevices
 
 
 class OnTorch(OnDevices):

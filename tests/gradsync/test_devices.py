@@ -19,10 +19,10 @@ from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.schemes.device import DeviceMean
 from asyncpar.node import Node
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeCommunicator, FakeFabric
 from tests.backends.extras import need
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeCommunicator, FakeFabric
 from tests.products import in_turn, sampled
 
 SHAPES = ((3,), (4, 5), (), (0, 2), (1000,))
@@ -329,7 +329,7 @@ async def test_what_crosses_to_other_ranks_is_encoded_and_to_the_host_a_few_byte
         assert not any(isinstance(one, BaseException) for one in outcomes), outcomes
         assert 0 < sum(crossed) < share * 4 * count * size
         assert sum(cluster.bytes_on(-1)) < 100
-        assert f"gradients of device arrays  {codec}, encoded on the device by asyncpar" in (
+        assert f"gradients of device arrays  {codec}, encoded on the device by tests" in (
             made[0]._groups.everyone.algorithm_table()  # noqa: SLF001  # its communicator
         )
 
@@ -337,7 +337,7 @@ async def test_what_crosses_to_other_ranks_is_encoded_and_to_the_host_a_few_byte
 @pytest.mark.parametrize(
     ("codec", "options", "reason"),
     [
-        ("powersgd:2", {}, "asyncpar has no powersgd:2 on devices"),
+        ("powersgd:2", {}, "tests has no powersgd:2 on devices"),
         ("int8", {"when_not_finite": NonFinitePolicy.DROP}, "devices have no policy drop"),
     ],
 )

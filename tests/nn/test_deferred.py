@@ -21,7 +21,7 @@ from asyncpar.nn import (
     Transformer,
     TransformerConfig,
 )
-from asyncpar.testing.gradients import make_initializer
+from tests.nn.gradients import make_initializer
 
 X = np.random.default_rng(7).normal(size=(2, 5, 6))
 TOKENS = np.random.default_rng(7).integers(0, 11, (3, 4))

@@ -10,7 +10,7 @@ import pytest
 from asyncpar.errors import UsageError
 from asyncpar.nn import Block, CausalSelfAttention, Embedding, Initializer, LayerNorm, Linear, Mlp, Parameter, Stage
 from asyncpar.nn.sequential import Sequential
-from asyncpar.testing.gradients import assert_gradients_match, make_initializer
+from tests.nn.gradients import assert_gradients_match, make_initializer
 
 SHAPE = (2, 5, 6)
 X = np.random.default_rng(7).normal(size=SHAPE)

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.nn import softmax_cross_entropy
-from asyncpar.testing.gradients import TOLERANCE, differentiate, relative_error
+from tests.nn.gradients import TOLERANCE, differentiate, relative_error
 
 LOGITS = np.random.default_rng(3).normal(0.0, 2.0, (2, 3, 5))
 TARGETS = np.array([[0, 4, 2], [1, 1, 3]])

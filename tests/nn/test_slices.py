@@ -8,7 +8,7 @@ import pytest
 from asyncpar.nn.attention import AttentionHeads
 from asyncpar.nn.mlp import Gelu
 from asyncpar.nn.slices import SLICE, slices
-from asyncpar.testing.gradients import assert_gradients_match
+from tests.nn.gradients import assert_gradients_match
 
 
 def test_slices_cover_all_items_in_order() -> None:

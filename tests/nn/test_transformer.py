@@ -12,7 +12,7 @@ import pytest
 from asyncpar.errors import UsageError
 from asyncpar.nn import Transformer, TransformerConfig, softmax_cross_entropy
 from asyncpar.nn.optimizers import AdamW, Optimizer
-from asyncpar.testing.gradients import assert_gradients_match, differentiate, relative_error
+from tests.nn.gradients import assert_gradients_match, differentiate, relative_error
 from tests.soak import chosen
 
 TOKENS = np.array([[0, 3, 6, 3], [5, 1, 1, 2]])

@@ -15,8 +15,8 @@ from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.node import Node
 from asyncpar.parallel import DDPConfig, DistributedDataParallel, OnGradient, SynchronizationMode
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
 from tests.parallel.replicas import on_all, on_all_failing, open_replica
 from tests.products import sampled
 

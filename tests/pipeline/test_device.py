@@ -24,8 +24,8 @@ from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.recompute import Recomputed
 from asyncpar.pipeline.result import PipelineResult
-from asyncpar.testing.device_worlds import device_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.device_worlds import device_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
 from tests.pipeline.real_stages import InlineCompute, make_worker
 from tests.products import in_turn
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from asyncpar.collectives.device.host import use_fabric
 from asyncpar.errors import UsageError
-from asyncpar.testing.fake_fabric import FakeFabric
 from asyncpar.torch import run_threads, signatures
 from asyncpar.torch.cuda_path import CudaPath
 from asyncpar.torch.signatures import cuda_path_name
+from tests.device.fake_fabric import FakeFabric
 from tests.device.pretended import EagerCluster, let_tensors_pass
 
 SIZE = 3

@@ -12,8 +12,8 @@ from asyncpar.errors import UsageError
 from asyncpar.nn.optimizers import Adam
 from asyncpar.nn.parameter import Parameter
 from asyncpar.testing import local_world
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
 from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
 
 WHAT_TO_DO = "parameter w: expected an array of numpy, .*DistributedDataParallel"
 

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import asyncpar as ap
 from asyncpar.collectives.device.host import use_fabric
 from asyncpar.device.fabric import NcclResult
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 
 _CALLS = 2000
 

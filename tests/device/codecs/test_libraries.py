@@ -16,7 +16,7 @@ from asyncpar.codecs.registry import parse_codec
 from asyncpar.device.arrays import DeviceArray
 from asyncpar.device.codecs.array_kernels import CupyLibrary
 from asyncpar.device.codecs.libraries import kernel_library
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
 
 
 class StandIn(ModuleType):

@@ -21,7 +21,7 @@ from asyncpar.nn.tensor import (
     VocabParallelEmbedding,
     build_stage,
 )
-from asyncpar.testing.gradients import make_initializer
+from tests.nn.gradients import make_initializer
 from tests.nn.tensor.crew import errors_of
 
 CONFIG = TransformerConfig(vocabulary=8, length=6, features=12, layers=4, heads=6)

@@ -32,7 +32,7 @@ from asyncpar.nn.tensor import (
     VocabParallelEmbedding,
 )
 from asyncpar.shards.plan import split_bounds
-from asyncpar.testing.gradients import make_initializer
+from tests.nn.gradients import make_initializer
 from tests.nn.tensor.crew import run_ranks, whole_gradients
 
 BATCH, LENGTH, FEATURES, HEADS = 2, 5, 12, 12

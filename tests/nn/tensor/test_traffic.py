@@ -23,7 +23,7 @@ from asyncpar.nn.tensor import (
     vocab_parallel_cross_entropy,
 )
 from asyncpar.testing import local_world
-from asyncpar.testing.gradients import make_initializer
+from tests.nn.gradients import make_initializer
 from tests.nn.tensor.crew import Call, run_ranks
 
 BATCH, LENGTH, FEATURES = 2, 6, 12

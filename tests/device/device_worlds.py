@@ -14,9 +14,9 @@ from asyncpar.collectives.communicator import Communicator, engine_of
 from asyncpar.collectives.device.host import DeviceHost, use_fabric
 from asyncpar.core.config.names import Name, ReduceOp
 from asyncpar.node import Node
-from asyncpar.testing.fake_devices import FakeCluster, FakeDeviceArray
-from asyncpar.testing.fake_fabric import FakeFabric
 from asyncpar.testing.world import local_world
+from tests.device.fake_devices import FakeCluster, FakeDeviceArray
+from tests.device.fake_fabric import FakeFabric
 
 
 @asynccontextmanager

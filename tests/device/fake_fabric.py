@@ -27,7 +27,7 @@ from asyncpar.device.fabric import (
     NcclOp,
     NcclResult,
 )
-from asyncpar.testing.fake_devices import FakeCluster
+from tests.device.fake_devices import FakeCluster
 
 _COMBINE: dict[NcclOp, Any] = {
     NcclOp.SUM: np.add,
@@ -456,7 +456,7 @@ class FakeFabric:
     def allocate(self, nbytes: int, device: int) -> int:
         return self.cluster.allocate(nbytes, device)
 
-    def free(self, address: int, device: int) -> None:  # noqa: ARG002
+    def free(self, address: int, device: int) -> None:
         self.cluster.free(address)
 
     def allocate_pinned(self, nbytes: int) -> int:
