@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncpar.core.config.names import CodecName
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.elasticity.local_workers import LocalWorkers
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.pipeline_places import by_stage
 from asyncpar.elasticity.placement import by_portion
 from asyncpar.elasticity.portion_codec import PortionCodec, portion_codec
-from asyncpar.elasticity.sharded_optimizer import ShardedOptimizer, ShardStage
+from asyncpar.elasticity.sharded_optimizer import ShardedOptimizer
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Optimizer
@@ -40,7 +41,7 @@ class Sharding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.zero, bool) or self.zero not in tuple(ShardStage):
+        if isinstance(self.zero, bool) or self.zero not in range(len(ZeROStage)):
             raise UsageError(f"zero: expected a stage, 0 to 3, got {self.zero!r}")
         if self.codec is not None:
             portion_codec(self.codec, "codec")
@@ -67,9 +68,9 @@ class Sharded:
     pipeline: ElasticPipeline | None = None
 
     @property
-    def stage(self) -> ShardStage:
+    def stage(self) -> ZeROStage:
         """The stage of sharding of the optimizer."""
-        return ShardStage.NONE if self.optimizer is None else self.optimizer.stage
+        return ZeROStage.NONE if self.optimizer is None else self.optimizer.stage
 
     def takes(self, optimizer: Optimizer) -> bool:
         """Return whether ``optimizer`` is the one that is sharded."""
@@ -77,7 +78,7 @@ class Sharded:
 
     def holds(self, parameter: object) -> bool:
         """Return whether the values of ``parameter`` are kept in parts only."""
-        if self.optimizer is None or self.stage is not ShardStage.PARAMETERS:
+        if self.optimizer is None or not self.stage.shards_parameters:
             return False
         return any(parameter is held for held in self.optimizer.optimizer.parameters)
 
@@ -106,7 +107,7 @@ class Sharded:
             workers = LocalWorkers("optimizer", optimizers[0], how.outer, how.portions)
         if how.zero:
             optimizer = ShardedOptimizer(
-                "optimizer", optimizers[0], ShardStage(how.zero), _even_bounds(optimizers[0], how.portions)
+                "optimizer", optimizers[0], ZeROStage.of(how.zero), _even_bounds(optimizers[0], how.portions)
             )
         if how.codec is not None:
             kept = None if how.residual_codec is None else portion_codec(how.residual_codec, "residual_codec")
@@ -129,7 +130,7 @@ class Sharded:
         from asyncpar.elasticity.pipeline import ElasticPipeline  # needed only with pipelines
 
         bounds = ElasticPipeline.bounds(stages, optimizers[0].parameters)
-        optimizer = ShardedOptimizer("optimizer", optimizers[0], ShardStage.PARAMETERS, bounds)
+        optimizer = ShardedOptimizer("optimizer", optimizers[0], ZeROStage.STAGE3, bounds)
         parts = StateParts(len(stages), optimizer.kinds, partial(by_stage, len(stages), how.portions))
         pipeline = ElasticPipeline(stages, optimizer, how.portions, how.seed)
         return cls(parts=parts, optimizer=optimizer, codec=None, pipeline=pipeline)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.placement import is_frozen
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.elasticity.parts import StateParts
 from asyncpar.elasticity.transfer import PartKind
 from asyncpar.errors import NonFiniteValue, UsageError
@@ -28,15 +28,6 @@ from asyncpar.nn.optimizers.rule import apply
 from asyncpar.nn.parameter import Parameter
 
 Array: TypeAlias = NDArray[Any]
-
-
-class ShardStage(IntEnum):
-    """Stages of sharding: nothing, states of the optimizer, gradients as well, parameters as well."""
-
-    NONE = 0
-    STATES = 1
-    GRADIENTS = 2
-    PARAMETERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +53,7 @@ class ShardedOptimizer:
     ``bounds`` are the limits of the parts among the values of all parameters.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer, stage: ShardStage, bounds: Sequence[int]) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, stage: ZeROStage, bounds: Sequence[int]) -> None:
         self.optimizer = optimizer
         self.stage = stage
         self.name = name
@@ -115,7 +106,7 @@ class ShardedOptimizer:
         ]
         if self.has_master:
             states.append(self._value_kind(MASTER, self.dtype, lengths))
-        if self.stage is ShardStage.PARAMETERS:
+        if self.stage.shards_parameters:
             states.append(self._value_kind("value", self.stored, lengths))
         return states
 
@@ -186,7 +177,7 @@ class ShardedOptimizer:
     def ended(self) -> None:
         """Handle the commit or abort of the step under way."""
         self.is_updated, self.values = False, None
-        if self.stage is ShardStage.PARAMETERS:
+        if self.stage.shards_parameters:
             self.release(self.optimizer.parameters)
 
     def release(self, parameters: Sequence[Parameter]) -> None:
@@ -230,7 +221,7 @@ class ShardedOptimizer:
             moved = self._opened(parts, MASTER, part)
         else:
             moved = values
-            if self.stage is ShardStage.PARAMETERS:
+            if self.stage.shards_parameters:
                 values[...] = parts.committed(value_kind, part)
             else:
                 for piece in self._pieces[part]:
@@ -252,7 +243,7 @@ class ShardedOptimizer:
         if self.has_master:
             with np.errstate(over="ignore"):
                 values[...] = moved
-        if self.stage is ShardStage.PARAMETERS:
+        if self.stage.shards_parameters:
             parts.open(value_kind, part)[...] = values
 
     def _opened(self, parts: StateParts, state: str, part: int) -> Array:

@@ -16,7 +16,7 @@ from asyncpar.elasticity.job_worlds import JobWorlds
 from asyncpar.elasticity.portion_codec import StepCodec
 from asyncpar.elasticity.portions import Portions
 from asyncpar.elasticity.sharded import Sharded
-from asyncpar.elasticity.sharded_optimizer import ShardedGradients, ShardedOptimizer, ShardStage
+from asyncpar.elasticity.sharded_optimizer import ShardedGradients, ShardedOptimizer
 from asyncpar.errors import DivergedState, NonFiniteValue, PeerError, StaleGeneration, UsageError
 from asyncpar.nn.optimizers import Optimizer
 from asyncpar.nn.parameter import Parameter
@@ -48,7 +48,7 @@ class ShardedStep:
     @property
     def has_parts_of_gradients(self) -> bool:
         """Whether each rank gets only its part of the sums."""
-        return self._sharded.stage > ShardStage.STATES
+        return self._sharded.stage.shards_gradients
 
     def takes(self, optimizer: Optimizer) -> bool:
         """Return whether ``optimizer`` is the one that is sharded."""
@@ -139,7 +139,7 @@ class ShardedStep:
             flat = optimizer.flat_of(by_parameter(optimizer.optimizer, gradients), parts.owned)
         world = self._job.world
         own = await optimizer.update(world, parts, flat, learning_rate=learning_rate, clip_norm=clip_norm)
-        if optimizer.stage is ShardStage.PARAMETERS:
+        if optimizer.stage.shards_parameters:
             return None
         if world.size == 1:
             return own
@@ -168,7 +168,7 @@ class ShardedStep:
         self._optimizer.release(self._chosen(parameters))
 
     def _chosen(self, parameters: Iterable[Parameter] | None) -> Sequence[Parameter]:
-        if self._sharded.stage is not ShardStage.PARAMETERS:
+        if not self._sharded.stage.shards_parameters:
             raise UsageError(f"step {self._number}: parameters are not sharded; gather is for job.state(..., zero=3)")
         sharded = self._optimizer.optimizer.parameters
         chosen = list(sharded) if parameters is None else list(parameters)

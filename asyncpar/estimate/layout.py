@@ -15,12 +15,12 @@ from itertools import pairwise
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.rank_order import RankOrder
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import Job, Machine, VirtualStage, rank_parameters, virtual_stages
 from asyncpar.estimate.memory import ActivationPolicy, RankMemory, rank_activations, rank_memories, zero_stage_number
 from asyncpar.estimate.pipelining import PipelineFigures, StageWork, pipeline_figures
 from asyncpar.pipeline.registry import schedule_of
-from asyncpar.zero.config import ZeROStage
 
 LAYER_ALL_REDUCES = 4
 """All-reduces of the activations in one layer: one after attention and perceptron each, forward and backward."""

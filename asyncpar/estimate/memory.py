@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from asyncpar.core.config.checks import check_choice, check_count
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, MemoryRequirements, ThreeDParallelismConfig
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel, kept_layers
 from asyncpar.estimate.buffers import BufferBytes, reduced_buffers, sharded_buffers
@@ -23,7 +24,7 @@ from asyncpar.estimate.job import (
 from asyncpar.estimate.pipelining import peak_bytes
 from asyncpar.gradsync.config import GradientCompressionConfig
 from asyncpar.pipeline.registry import schedule_of
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.config import ZeROConfig
 
 _SINGLE = 4
 """Bytes of a float32."""

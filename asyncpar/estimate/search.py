@@ -11,10 +11,10 @@ from asyncpar.core.config.checks import check_count, check_positive
 from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.core.config.schedule_type import check_schedule_name, schedule_record
 from asyncpar.core.config.slicing import spread_layers
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout, estimate_layouts
-from asyncpar.zero.config import ZeROStage
 
 MOST_RANKS = 1_000_000
 _GIGABYTE = 1e9

@@ -18,6 +18,7 @@ from asyncpar.core.config.parallel import (
     RankMapping,
     ThreeDParallelismConfig,
 )
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig
@@ -34,7 +35,6 @@ from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.recompute import apply_memory_strategy
 from asyncpar.pipeline.schedule import Schedule
 from asyncpar.tensors.process_groups import ProcessGroups
-from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
 from asyncpar.zero.sharded_flow import ShardedFlow

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid.loss_scaling import NO_SCALING, LossScaling
@@ -17,7 +18,7 @@ from asyncpar.nn.half import half_dtype
 from asyncpar.nn.optimizers import AdamW, Rule
 from asyncpar.pipeline.registry import schedule_of
 from asyncpar.pipeline.schedule import Schedule
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.config import ZeROConfig
 
 _OF_SHARDS = (
     "bucket_size_mb",

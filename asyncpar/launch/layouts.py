@@ -197,8 +197,8 @@ def _machine(given: dict[str, Any]) -> Machine:
 
 
 def _search(given: dict[str, Any]) -> Search:
+    from asyncpar.core.config.strategies import ZeROStage
     from asyncpar.estimate.search import Search
-    from asyncpar.zero.config import ZeROStage
 
     schedules = given["schedule"]
     return Search(

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Self, TextIO
 
 from asyncpar.backends.backend import CommunicationBackend
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.core.tables import bytes_text, html_table, seconds_text, text_table
 from asyncpar.gradsync import HostGroups, least_bytes
 from asyncpar.gradsync.statistics import StepRecord, SyncStatistics, SyncTraffic
-from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.memory import MemoryUsage, ZeROMemoryStats
 
 

@@ -7,13 +7,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, Precision
 from asyncpar.pipeline import load_schedule
 from asyncpar.shards.plan import split_bounds
 from asyncpar.train.language_model import TrainingConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.config import ZeROConfig
 
 
 class Recompute(StrEnum):

@@ -3,7 +3,8 @@
 Read ``partition.py`` first (the owners of values), then ``engine.py``.
 """
 
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.core.config.strategies import ZeROStage
+from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.errors import MemoryExceeded, StepTorn
 from asyncpar.zero.memory import ZeROMemoryStats, memory_reduction

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from enum import StrEnum
 
 from asyncpar.core.config.checks import DefaultInt, is_default
 from asyncpar.core.config.names import ReduceScatterAlgorithm
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.errors import UsageError
 
 MIB = 1 << 20
@@ -15,44 +15,6 @@ _BUCKETS = 16
 _ROOM_SHARE = 8
 _LEAST_ROOM = 8 * MIB
 """Room that a model of any size may use."""
-
-
-class ZeROStage(StrEnum):
-    """Stages of sharding over replicas (Rajbhandari et al. 2020): each also shards what the previous one does.
-
-    NONE: nothing (plain data parallelism).  STAGE1: optimizer states and master values.  STAGE2: gradients.  STAGE3:
-    parameters.
-    """
-
-    NONE = "none"
-    STAGE1 = "stage1"
-    STAGE2 = "stage2"
-    STAGE3 = "stage3"
-
-    @classmethod
-    def of(cls, number: int) -> ZeROStage:
-        """Return the stage with that number, 0 to 3."""
-        stages = list(cls)
-        if isinstance(number, bool) or number not in range(len(stages)):
-            raise UsageError(f"stage: expected 0 to {len(stages) - 1}, got {number!r}")
-        return stages[number]
-
-    @property
-    def number(self) -> int:
-        """0 to 3."""
-        return list(ZeROStage).index(self)
-
-    @property
-    def shards_states(self) -> bool:
-        return self.number >= 1
-
-    @property
-    def shards_gradients(self) -> bool:
-        return self.number >= 2
-
-    @property
-    def shards_parameters(self) -> bool:
-        return self.number >= 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncpar.core.array_pool import ArrayPool
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.core.tables import bytes_text, html_table, text_table
 from asyncpar.errors import UsageError
-from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.share import ParameterShare
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.core.sums import is_narrow
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
@@ -16,7 +17,7 @@ from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.stage import Stage
 from asyncpar.tensors.context import ModelParallelContext
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.memory import ZeROMemoryStats
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from asyncpar.core.config.placement import is_frozen
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.core.sums import sum_dtype
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype, stored_value
 from asyncpar.nn.optimizers import FlatRange, Rule
 from asyncpar.nn.parameter import Array, Parameter
-from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.partition import Spec
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import asyncpar as ap
-from asyncpar.elasticity.sharded_optimizer import ShardStage
 from asyncpar.elasticity.step import ElasticStep
 from asyncpar.elasticity.worlds import WorldSource
 from tests.elasticity.training import PORTIONS, Model, OnStep, Result, Trace
@@ -29,7 +28,7 @@ async def train_sharded(
     """Train ``until`` steps are committed, and return what came out; ``cut`` goes to ``job.state``."""
     trace = Trace() if trace is None else trace
     model, result = Model(), Result()
-    whole = cut.get("zero", 0) < ShardStage.PARAMETERS
+    whole = cut.get("zero", 0) < 3
     async with ap.elastic(portions=portions, seed=11, source=source) as job:
         state = job.state(model.parameters, model.optimizer, losses=[], **cut)
         async for step in job.steps(state, until=until):

@@ -15,7 +15,7 @@ from asyncpar.estimate.job import Precision
 from asyncpar.estimate.memory import rank_memories
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import running
 from tests.hybrid.worlds import TINY, make_config
 from tests.products import in_turn

@@ -12,7 +12,7 @@ from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job, Machine, ModelShape, rank_parameters
 from asyncpar.estimate.layout import Layout, all_reduce_bytes, boundary_bytes, estimate_layouts
 from asyncpar.estimate.memory import memory_requirements
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 
 MODEL = ModelShape(layers=8, hidden=64, heads=4, vocabulary=100, sequence=32, is_tied=False)
 MACHINE = Machine(ranks_per_host=4, flops=1e9, bandwidth=1e6, host_bandwidth=4e6)

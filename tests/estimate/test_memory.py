@@ -13,7 +13,7 @@ from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import ModelShape, Precision, rank_parameters, rank_shapes
 from asyncpar.estimate.memory import ActivationPolicy, memory_requirements, rank_activations, rank_memories
 from asyncpar.gradsync import GradientCompressionConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 
 MODEL = ModelShape(layers=8, hidden=64, heads=4, vocabulary=101, sequence=32)
 UNTIED = ModelShape(layers=8, hidden=64, heads=4, vocabulary=101, sequence=32, is_tied=False)

@@ -14,7 +14,7 @@ from asyncpar.estimate import Job, Machine, ModelShape, all_reduce_bytes, rank_t
 from asyncpar.hybrid import ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
 from asyncpar.tensors.process_groups import ProcessGroups
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import make_config, on_ranks, train_step
 
 MODEL = TransformerConfig(vocabulary=16, length=8, features=16, layers=4, heads=4, dtype="float32")

@@ -12,7 +12,7 @@ from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job, Machine, ModelShape
 from asyncpar.estimate.search import Findings, Misfit, Search, factorizations, find_layouts
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 
 MODEL = ModelShape(layers=4, hidden=64, heads=4, vocabulary=101, sequence=32)
 JOB = Job(model=MODEL, machine=Machine(ranks_per_host=4), batch=32)

@@ -11,7 +11,7 @@ import pytest
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Precision
 from asyncpar.estimate.memory import bytes_per_parameter
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 
 ANCHORS = json.loads((Path(__file__).parents[1] / "goldens" / "memory_anchors.json").read_text())["zero_GB"]
 FIGURES = [(billions, int(ranks), row) for billions, rows in ANCHORS.items() for ranks, row in rows.items()]

@@ -34,7 +34,7 @@ from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.operation import OperationKind
 from asyncpar.pipeline.result import PipelineResult
 from asyncpar.train.options import make_config, make_layout, parse_arguments
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import TINY, assert_same, on_ranks, train_alone, train_together
 from tests.hybrid.worlds import make_config as make_training
 from tests.pipeline.real_stages import alone, cut_model, gradients_of, make_executors, make_samples, run_all

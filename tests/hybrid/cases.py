@@ -14,7 +14,7 @@ from asyncpar.core.config.schedule_type import schedule_record
 from asyncpar.core.config.three_d import DEFAULT_ORDER
 from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.soak import chosen
 
 RANKS = chosen(4, soak=8)

@@ -20,7 +20,7 @@ from asyncpar.pipeline.custom import parse_schedule
 from asyncpar.pipeline.errors import InvalidSchedule
 from asyncpar.pipeline.schedule import PipelineSchedule
 from asyncpar.testing import local_world
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import PATIENCE, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import RATE, TINY, make_config, on_ranks
 from tests.products import in_turn

@@ -15,7 +15,7 @@ import pytest
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import CheckpointError, UsageError
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import Ranks, alone_after, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import TINY, Array, make_config
 from tests.products import in_turn

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import TINY, make_config, train_alone, train_together
 from tests.products import in_turn
 from tests.soak import chosen

@@ -17,7 +17,7 @@ from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineSc
 from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import SGD, Adam
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.cases import Case, covering_sample, small_sample, whole_product
 from tests.hybrid.worlds import TINY, Outcome, assert_same, make_config, train_alone, train_together
 from tests.products import in_turn

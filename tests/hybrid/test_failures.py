@@ -13,7 +13,7 @@ import pytest
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.hybrid import HybridConfig, StepResult, StepTaken, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.pipeline.errors import ActionFailed
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.hybrid.cases import small_buckets
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Ranks, assert_has_taken, assert_names, outcomes_of, running

@@ -17,7 +17,7 @@ from asyncpar.errors import AsyncparError
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
 from asyncpar.nn import Parameter, Transformer, softmax_cross_entropy
 from asyncpar.nn.optimizers import AdamW, Optimizer, clip_factor
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, running
 from tests.hybrid.worlds import RATE, TINY, Array, draw_batch, make_config
 from tests.products import in_turn

@@ -11,7 +11,7 @@ from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig
 from asyncpar.hybrid.analysis import BottleneckKind, Severity
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.held import held_arrays
 from tests.hybrid.ranks import running
 from tests.hybrid.worlds import TINY, make_config

@@ -17,7 +17,7 @@ import pytest
 from asyncpar.errors import NonFiniteValue
 from asyncpar.hybrid import TransformerModel
 from asyncpar.hybrid.watch import FiniteReport, FiniteWatch, Sighting, find_origins
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Outcomes, Ranks, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import TINY, Array, make_config

@@ -16,7 +16,7 @@ from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid import LossScaling, Precision, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import Transformer, softmax_cross_entropy
 from asyncpar.nn.half import stored_dtype
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Ranks, assert_has_taken, outcomes_of, running
 from tests.hybrid.worlds import RATE, TINY, Array, make_config

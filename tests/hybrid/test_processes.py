@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncpar.core.config.parallel import PipelineScheduleType
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.hybrid import training_rank
 from tests.hybrid.worlds import train_alone
 from tests.soak import first

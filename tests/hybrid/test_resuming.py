@@ -15,7 +15,7 @@ from asyncpar.core.config.names import Name
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import Ranks, outcomes_of, running
 from tests.hybrid.worlds import TINY, make_config
 from tests.products import in_turn

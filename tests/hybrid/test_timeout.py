@@ -14,7 +14,7 @@ from asyncpar.errors import PeerError, PeerTimeout
 from asyncpar.hybrid import ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn.parameter import Array
 from asyncpar.testing.world import local_world
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import PATIENCE, running
 from tests.hybrid.worlds import TINY, make_config

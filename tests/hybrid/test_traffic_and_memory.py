@@ -11,7 +11,7 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.hybrid import Precision
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, outcomes_of, running
 from tests.hybrid.worlds import TINY, make_config
 from tests.products import sampled

@@ -15,7 +15,7 @@ from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import SGD, AdamW
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import TINY, Outcome, gather, make_config, on_ranks, train_alone, train_step
 from tests.soak import chosen
 

@@ -12,7 +12,7 @@ import asyncpar as ap
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import make_config, train_step
 
 MODEL = TransformerConfig(

@@ -23,7 +23,7 @@ from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.multinode import MultiNodeConfig, MultiNodeTrainer
 from asyncpar.nn import Array, Initializer, Linear, Parameter
 from asyncpar.nn.optimizers import AdamW
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 
 FEATURES, ROWS, STEPS, MICRO_STEPS = 160, 4, 3, 2
 RULE = AdamW(weight_decay=0.01)

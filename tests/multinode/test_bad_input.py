@@ -14,7 +14,7 @@ from asyncpar.multinode import MultiNodeConfig, MultiNodeTrainer
 from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import SGD
 from asyncpar.node import Node
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.multinode.worlds import (
     RATE,
     RULE,

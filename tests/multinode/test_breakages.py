@@ -15,7 +15,7 @@ from asyncpar.multinode import GradientSyncBuffer, registration
 from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.node_sum import NodeSum
 from asyncpar.testing.loop import run_virtual
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.multinode.worlds import members, on_all, train_alone
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -12,7 +12,7 @@ import pytest
 from asyncpar.errors import CheckpointError, UsageError
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.nn import Parameter
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.multinode.worlds import RULE, Member, Model, config_of, members, node_world, on_all, on_all_failing
 from tests.products import in_turn
 

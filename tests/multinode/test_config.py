@@ -10,7 +10,7 @@ import pytest
 from asyncpar.backends import CommunicationBackend
 from asyncpar.errors import UsageError
 from asyncpar.multinode import MultiNodeConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 
 
 def test_a_rank_is_counted_node_by_node() -> None:

@@ -11,7 +11,7 @@ import pytest
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerTimeout
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.testing.loop import run_virtual
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.multinode.worlds import (
     RULE,
     TINY_BUCKETS,

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import SGD
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.multinode.worlds import Member, Model, members, on_all
 from tests.products import in_turn
 from tests.soak import chosen

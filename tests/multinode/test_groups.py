@@ -9,7 +9,7 @@ from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.node import Node
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.multinode.worlds import RULE, TINY_BUCKETS, Member, Model, config_of, members, node_world, on_all
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]

@@ -8,7 +8,7 @@ import pytest
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.nn import Parameter
 from asyncpar.nn.optimizers import Adam
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.held import held_arrays
 from tests.multinode.worlds import config_of, node_world, on_all
 from tests.products import sampled

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncpar.nn.optimizers import SGD
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.multinode.worlds import Member, Model, members, on_all
 
 RATE = 2.0**-14

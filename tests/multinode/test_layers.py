@@ -16,7 +16,7 @@ from asyncpar.nn import Array, Initializer, Linear, Parameter, Stage
 from asyncpar.nn.half import HalfInitializer, stored_value
 from asyncpar.nn.optimizers import Adam, Optimizer
 from asyncpar.node import Node
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.multinode.worlds import TINY_BUCKETS, config_of, node_world, on_all
 
 FEATURES = (5, 7, 3)

@@ -10,7 +10,7 @@ import pytest
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.testing.loop import run_virtual
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 from tests.multinode.worlds import TINY_BUCKETS, Member, members, on_all, train_alone
 
 STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]

@@ -12,7 +12,7 @@ from asyncpar.multinode import MemoryUsage, MultiNodeTrainer
 from asyncpar.nn import Parameter
 from asyncpar.nn.optimizers import SGD, Adam
 from asyncpar.node import Node
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.multinode.worlds import (
     RATE,
     RULE,

@@ -15,7 +15,7 @@ from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import AdamW, Optimizer, Rule
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero import ZeROConfig, ZeROStage
 
 T = TypeVar("T")
 

@@ -41,7 +41,7 @@ from asyncpar.pipeline import UNIT_COSTS, Costs, CustomSchedule, PipelineSchedul
 from asyncpar.tensors import DeviceMesh, ModelParallelConfig
 from asyncpar.train.language_model import LanguageModel, TrainingConfig
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute
-from asyncpar.zero.config import ZeROStage
+from asyncpar.zero import ZeROStage
 from tests.options.effects import Refused, With, digest, effects
 
 SHAPE = ModelShape(layers=8, hidden=64, heads=4, vocabulary=1000, sequence=128)

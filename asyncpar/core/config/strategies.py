@@ -1,4 +1,4 @@
-"""Strategies for saving memory and for reducing gradients.  Pure."""
+"""Strategies for saving memory and for reducing gradients, and stages of sharding.  Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from asyncpar.errors import UsageError
 
 _MEGABYTES_PER_LAYER = 1024.0
 
@@ -66,3 +68,41 @@ def rough_requirements(layers: int, tp_size: int, strategy: MemoryOptimizationSt
         activation_memory_mb=model * _ACTIVATION_FACTOR[strategy],
         optimizer_memory_mb=model * 2.0,
     )
+
+
+class ZeROStage(StrEnum):
+    """Stages of sharding over replicas (Rajbhandari et al. 2020): each also shards what the previous one does.
+
+    NONE: nothing (plain data parallelism).  STAGE1: optimizer states and master values.  STAGE2: gradients.  STAGE3:
+    parameters.
+    """
+
+    NONE = "none"
+    STAGE1 = "stage1"
+    STAGE2 = "stage2"
+    STAGE3 = "stage3"
+
+    @classmethod
+    def of(cls, number: int) -> ZeROStage:
+        """Return the stage with that number, 0 to 3."""
+        stages = list(cls)
+        if isinstance(number, bool) or number not in range(len(stages)):
+            raise UsageError(f"stage: expected 0 to {len(stages) - 1}, got {number!r}")
+        return stages[number]
+
+    @property
+    def number(self) -> int:
+        """0 to 3."""
+        return list(ZeROStage).index(self)
+
+    @property
+    def shards_states(self) -> bool:
+        return self.number >= 1
+
+    @property
+    def shards_gradients(self) -> bool:
+        return self.number >= 2
+
+    @property
+    def shards_parameters(self) -> bool:
+        return self.number >= 3

@@ -23,13 +23,14 @@ import numpy as np
 
 import asyncpar as ap
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.strategies import ZeROStage
 from asyncpar.estimate import ActivationModel, ModelShape
 from asyncpar.estimate.job import Precision
 from asyncpar.estimate.memory import ActivationPolicy, bytes_per_parameter, rank_activations, rank_memories
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.config import ZeROConfig
 
 _STEPS = 6
 _MEGA = 1e6
