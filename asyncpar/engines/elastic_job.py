@@ -254,22 +254,9 @@ class ElasticEngineJob:
             task.add_done_callback(self._starting.discard)
 
     async def _start(self, number: int, part: GroupPart) -> None:
-        place, spec = self._places[number], self._spec
-        order = PlaceOrder(
-            job=spec.name,
-            number=number,
-            places=len(self._places),
-            slots=self._per_place,
-            address=place.address,
-            secret=bytes(spec.secret),
-            program=spec.program,
-            timeout=spec.timeout,
-            grace=spec.grace,
-            max_restarts=spec.max_restarts,
-            environment=spec.environment,
-            transport=spec.transport,
-            group=part.agent.address,
-        )
+        place, places = self._places[number], len(self._places)
+        group = part.agent.address
+        order = PlaceOrder.of(self._spec, place, number=number, places=places, slots=self._per_place, group=group)
         try:
             self._handles[number] = await self._engine.start(place, order, self._taker(number))
         except (LaunchError, OSError) as error:

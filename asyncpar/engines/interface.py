@@ -101,6 +101,25 @@ class PlaceOrder(msgspec.Struct, frozen=True, kw_only=True):
     transport: str | None
     group: str = ""
 
+    @classmethod
+    def of(cls, spec: JobSpec, place: Place, *, number: int, places: int, slots: int, group: str = "") -> PlaceOrder:
+        """Return the order to ``place``, number ``number`` of ``places``, to run ``slots`` ranks of ``spec``."""
+        return cls(
+            job=spec.name,
+            number=number,
+            places=places,
+            slots=slots,
+            address=place.address,
+            secret=bytes(spec.secret),
+            program=spec.program,
+            timeout=spec.timeout,
+            grace=spec.grace,
+            max_restarts=spec.max_restarts,
+            environment=spec.environment,
+            transport=spec.transport,
+            group=group,
+        )
+
     def __repr__(self) -> str:
         return f"PlaceOrder({self.job!r}, place {self.number} of {self.places}, <secret>)"
 

@@ -170,7 +170,10 @@ class _EngineJob:
             self._events.put_nowait(error)
 
     async def _start_all(self, places: Sequence[Place], counts: Sequence[int]) -> None:
-        orders = [self._order(number, place, len(places), counts[number]) for number, place in enumerate(places)]
+        orders = [
+            PlaceOrder.of(self._spec, place, number=number, places=len(places), slots=counts[number])
+            for number, place in enumerate(places)
+        ]
         await asyncio.gather(*(self._start(place, order) for place, order in zip(places, orders, strict=True)))
 
     async def _start(self, place: Place, order: PlaceOrder) -> None:
@@ -179,23 +182,6 @@ class _EngineJob:
             self._handles[number] = await self._engine.start(place, order, lambda event: self._take(number, event))
         except (LaunchError, OSError) as error:
             self._events.put_nowait(PlaceLost(number, f"could not start: {error}"))
-
-    def _order(self, number: int, place: Place, places: int, slots: int) -> PlaceOrder:
-        spec = self._spec
-        return PlaceOrder(
-            job=spec.name,
-            number=number,
-            places=places,
-            slots=slots,
-            address=place.address,
-            secret=bytes(spec.secret),
-            program=spec.program,
-            timeout=spec.timeout,
-            grace=spec.grace,
-            max_restarts=spec.max_restarts,
-            environment=spec.environment,
-            transport=spec.transport,
-        )
 
     def _take(self, place: int, event: PlaceEvent) -> None:
         match event:
