@@ -291,7 +291,7 @@ class HostAgent:
             return
         self.watch.begin_job()
         process = "launcher" if self._only_job else "agent"
-        remains = open_remains(self._place, opened.number, record, self._reaper, self.report, process=process)
+        remains = _open_remains(self._place, opened.number, record, self._reaper, self.report, process=process)
         processes = self._make_processes(
             record,
             self._place,
@@ -322,7 +322,7 @@ class HostAgent:
         """Write the post-mortem of a job whose processes are gone, if the job or one of its ranks here has failed."""
         remains, job.remains = job.remains, None
         if remains is not None:
-            explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.report)
+            _explain_remains(remains, job.exit_code, job.failure, end, self._reaper, self.report)
 
     def _machine(self, number: int, record: SubmittedJob) -> ElasticRanks | RestartedRanks:
         certificates = self._place.certificates
@@ -490,7 +490,7 @@ def _draw() -> str:
     return secrets.token_hex(_INCARNATION_BYTES)
 
 
-def open_remains(
+def _open_remains(
     place: HostPlace,
     number: int,
     record: SubmittedJob,
@@ -521,7 +521,7 @@ def open_remains(
     return remains
 
 
-def explain_remains(
+def _explain_remains(
     remains: PostMortem,
     exit_code: int,
     failure: str,
