@@ -4,7 +4,7 @@ It is the *coordinator* of the job, in what users read, and the launchers of all
 
 Each other host keeps one stream to the first one (``further_host.py``).  Messages are numbered, and sent again after a
 reconnection, so each arrives once and in order.  A host whose connection stays broken is lost, and with it the job; one
-that is only silent is waited for.
+that is only silent, or whose process is stopped, is waited for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import msgspec
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.core.addresses import host_of_peer
+from asyncpar.core.addresses import host_of_peer, join_address, place_of_peer
 from asyncpar.errors import AuthenticationError, ProtocolError
+from asyncpar.hosts import pauses
 from asyncpar.hosts.codec import decode_message, encode_message
 from asyncpar.hosts.group import GroupNode, GroupState
 from asyncpar.hosts.host_arrivals import HostArrivals
@@ -64,6 +65,8 @@ _FAREWELL_SECONDS = 3.0
 _VIEW_SECONDS = 1.2
 """Seconds that another host may take to report on its ranks; it reports those that do not answer before that."""
 _SESSION_BYTES = 16
+_MOST_BETWEEN = 60.0
+"""The most seconds between two looks at a stopped process: each takes a place in its queue of connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +318,12 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
 
     def _report_refused(self, who: str, why: str) -> None:
         text = self._refusals.refuse(who, why)
-        if text and self._state.job is not None:
+        if text:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        """Print ``text`` on all hosts."""
+        if self._state.job is not None:
             self._command(JobWaits(self._state.job.number, text, -1))
 
     def _away(self, attending: _Attending, cause: str) -> None:
@@ -329,7 +337,25 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
             self._lose(attending, cause)
             return
         cause += f", and it did not come back within {self._reconnect:g} s"
-        attending.timer = asyncio.get_running_loop().call_later(self._reconnect, self._lose, attending, cause)
+        attending.absence = asyncio.create_task(self._await_return(attending, cause), name="asyncpar await a host")
+
+    async def _await_return(self, attending: _Attending, cause: str) -> None:
+        """Lose a host that does not come back, which ends this; one that is stopped has its time when it runs again."""
+        seconds, was_stopped = self._reconnect, False
+        while True:
+            await asyncio.sleep(seconds)
+            is_stopped = attending.listens_at != "" and await pauses.is_stopped(attending.listens_at)
+            if not (is_stopped or was_stopped):
+                break
+            if is_stopped and not attending.is_awaited:
+                attending.is_awaited = True
+                self._print(
+                    f"the agent on {shown_host(attending.name)} does not answer, as if it were stopped; waiting for it"
+                )
+            seconds = min(2.0 * seconds, max(_MOST_BETWEEN, self._reconnect)) if is_stopped else self._reconnect
+            was_stopped = is_stopped
+        attending.absence = None
+        self._lose(attending, cause)
 
     def _lose(self, attending: _Attending, cause: str) -> None:
         self._sessions.pop(attending.session, None)
@@ -363,6 +389,11 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
             await context.write(pb.HostFrame(welcome=refusal))
             return
         outbox = attending.connect(greeting)
+        place = place_of_peer(context.peer())
+        attending.listens_at = join_address(place[0], greeting.hello.port) if place and greeting.hello.port else ""
+        if attending.is_awaited:
+            attending.is_awaited = False
+            self._print(f"the agent on {shown_host(attending.name)} answers again")
         cause = "its connection closed"
         try:
             await context.write(
@@ -440,11 +471,16 @@ class _Attending:
         self.name = ""
         self.stream = NumberedStream()
         self.outbox: asyncio.Queue[pb.HostFrame | None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.absence: asyncio.Task[None] | None = None
+        """Awaits the return of a host that has no connection."""
+        self.is_awaited = False
+        """Whether it was reported that its process is stopped."""
+        self.listens_at = ""
+        """Where connections show whether its process is stopped; "": unknown."""
 
     def connect(self, greeting: pb.HostFrame) -> asyncio.Queue[pb.HostFrame | None]:
         """Replace the connection, if any, by a new one; return the queue of frames to be sent over it."""
-        self._stop_timer()
+        self._end_absence()
         if self.outbox is not None:
             self.outbox.put_nowait(None)
         self.stream.take(greeting)
@@ -466,11 +502,11 @@ class _Attending:
 
     def close(self) -> None:
         """End the connection once all frames are sent; nothing is decided about the host any more."""
-        self._stop_timer()
+        self._end_absence()
         if self.outbox is not None:
             self.outbox.put_nowait(None)
 
-    def _stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def _end_absence(self) -> None:
+        if self.absence is not None:
+            self.absence.cancel()
+            self.absence = None

@@ -14,9 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.core.addresses import split_address
-from asyncpar.core.concurrency.streams import close_stream
 from asyncpar.errors import AuthenticationError, LaunchError, ProtocolError, UsageError
+from asyncpar.hosts import pauses
 from asyncpar.hosts.codec import decode_message, encode_message
 from asyncpar.hosts.first_host import Introduction, NumberedStream
 from asyncpar.hosts.messages import (
@@ -42,8 +41,6 @@ _QUIET_SECONDS = 3.0
 """Seconds without the first host before that is reported."""
 _AGAIN_SECONDS = 30.0
 _FAREWELL_SECONDS = 1.0
-_STOPPED_SECONDS = 0.5
-"""Seconds after which the other end of a silent connection is taken for a stopped process."""
 _WAIT_SECONDS = 1.0
 """Seconds between two attempts to reach a stopped process: each takes a place in its queue of connections."""
 _USAGE = 2
@@ -96,6 +93,9 @@ class FurtherHost:
         """Whether it was reported that the first host is stopped."""
         self._trouble: Exception | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._listener = pauses.PauseListener(address)
+        self._port = 0
+        """Where the first one sees whether this process is stopped."""
         self._running = asyncio.create_task(self._run(), name="asyncpar attend the first host")
 
     # -- the group, as the agent of this host uses it ------------------------------------------------------------------
@@ -142,6 +142,7 @@ class FurtherHost:
         for task in (self._running, *self._answering):
             task.cancel()
         await asyncio.wait({self._running, *self._answering})
+        await self._listener.stop()
         self._outbox.put_nowait(None)
 
     def leave_at_once(self) -> None:
@@ -152,6 +153,7 @@ class FurtherHost:
     async def _run(self) -> None:
         """Stay connected until this host leaves; end the job here if that is not possible, for whatever reason."""
         try:
+            self._port = await self._listener.start()
             await self._stay_connected()
         except Exception as error:  # noqa: BLE001  # whatever it is, the job must not wait for it for ever
             _log.exception("the connection to the first host failed")
@@ -184,30 +186,12 @@ class FurtherHost:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _is_stopped(self) -> bool:
-        """Decide whether the process of the first host is there but does not run: its kernel accepts connections.
-
-        A program that runs would say something, or end the connection.
-        """
-        host, port = split_address(self._address)
-        try:
-            async with asyncio.timeout(_WAIT_SECONDS):
-                reader, writer = await asyncio.open_connection(host, port)
-        except OSError:  # nobody is there (TimeoutError is an OSError)
-            return False
-        try:
-            async with asyncio.timeout(_STOPPED_SECONDS):
-                await reader.read(1)
-            return False
-        except TimeoutError:
-            if not self._is_waiting:
-                self._is_waiting = True
-                where = f"the coordinator at {self._address}"
-                self._report(f"{where} does not answer, as if it were stopped; waiting for it")
-            return True
-        except OSError:
-            return False
-        finally:
-            await close_stream(writer)
+        """Return whether the process of the first host is stopped, and report the first time that it is."""
+        is_stopped = await pauses.is_stopped(self._address)
+        if is_stopped and not self._is_waiting:
+            self._is_waiting = True
+            self._report(f"the coordinator at {self._address} does not answer, as if it were stopped; waiting for it")
+        return is_stopped
 
     def _give_up(self, trouble: Exception) -> None:
         """End the job here, if it has begun."""
@@ -334,6 +318,7 @@ class FurtherHost:
             host=own.host,
             version=own.version,
             session=self._session,
+            port=self._port,
         )
         yield pb.HostFrame(hello=hello, received=self._stream.received)
         await welcomed.wait()  # only now may large frames follow: see connection_watch

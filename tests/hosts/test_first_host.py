@@ -11,6 +11,7 @@ import pytest
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.errors import AuthenticationError, LaunchError, ProtocolError, UsageError
 from asyncpar.hosts import further_host as further_host_module
+from asyncpar.hosts import pauses
 from asyncpar.hosts.first_host import FirstHost, Introduction, NumberedStream
 from asyncpar.hosts.host_arrivals import AGAIN_SECONDS, FIRST_SECONDS, HostArrivals
 from asyncpar.hosts.messages import (
@@ -306,6 +307,56 @@ async def test_a_first_host_that_is_stopped_is_waited_for_however_long_it_takes(
             f"the coordinator at {proxy.address} answers again",
         ]
         assert (b.of(JobClosed), first.of(HostLost)) == ([], [])
+
+
+async def test_another_host_that_is_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = asyncio.Event()
+
+    async def close_when_it_runs(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await runs.wait()
+        writer.close()
+
+    monkeypatch.setattr(pauses, "_close", close_when_it_runs)
+    async with (
+        first_host(introduction("a", 0), reconnect=0.2) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1), proxy.address, reconnect=30.0) as b,
+    ):
+        await begin(first, b)
+        proxy.refuses = True
+        proxy.reset()
+        await until(lambda: first.of(JobWaits))
+        await asyncio.sleep(2.0)
+        assert first.of(HostLost) == []
+        b.group.report(notice("b", 1))
+        proxy.refuses = False
+        await until(lambda: first.of(WorldNotice) and len(first.of(JobWaits)) == 2)
+        runs.set()
+        assert [waits.text for waits in first.of(JobWaits)] == [
+            "the agent on b does not answer, as if it were stopped; waiting for it",
+            "the agent on b answers again",
+        ]
+        await until(lambda: b.of(JobWaits) == first.of(JobWaits))
+        assert (b.of(JobClosed), first.of(HostLost)) == ([], [])
+
+
+async def test_another_host_that_cannot_be_looked_at_is_lost_as_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_way(*_: object) -> str:
+        raise OSError("no route")
+
+    monkeypatch.setattr(pauses, "route_to", no_way)
+    async with (
+        first_host(introduction("a", 0), reconnect=0.2) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1), proxy.address, reconnect=0.2) as b,
+    ):
+        await begin(first, b)
+        proxy.refuses = True
+        proxy.reset()
+        await until(lambda: first.of(HostLost))
+        assert first.of(JobWaits) == []
 
 
 async def test_another_first_host_at_the_same_place_is_not_taken_for_the_one_before() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,45 @@ def test_a_lost_coordinator_ends_the_other_agents(launcher: Launcher, eventually
     assert other.returncode == 1
     assert "lost the coordinator at 127.0.0.1:" in other.stderr
     eventually(lambda: launcher.ranks_alive() == [])
+
+
+WAIT_FOR_FILE = """
+    import time
+    import asyncpar as ap
+
+    async def main():
+        async with ap.init() as node:
+            register()
+            while not os.path.exists(sys.argv[1]):
+                time.sleep(0.1)
+            await node.world.barrier()
+
+    ap.run(main)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_launcher_that_is_stopped_is_waited_for(
+    launcher: Launcher, eventually: Eventually, tmp_path: Path, stopped: int
+) -> None:
+    options, go_on = ("--reconnect-within", "1"), tmp_path / "go on"
+    pair = start_pair(launcher, launcher.script(WAIT_FOR_FILE), *options, arguments=(str(go_on),))
+    eventually(lambda: len(launcher.registered()) == 2)
+    said: list[str] = []
+    other = pair[1 - stopped].stderr
+    assert other is not None
+    reading = threading.Thread(target=lambda: said.extend(iter(other.readline, "")), daemon=True)
+    reading.start()
+    pair[stopped].send_signal(signal.SIGSTOP)
+    try:
+        eventually(lambda: any("as if it were stopped; waiting for it" in line for line in said))
+    finally:
+        pair[stopped].send_signal(signal.SIGCONT)
+    eventually(lambda: any("answers again" in line for line in said))
+    go_on.touch()
+    assert [process.wait(30) for process in pair] == [0, 0], said
+    reading.join()
 
 
 @pytest.mark.soak

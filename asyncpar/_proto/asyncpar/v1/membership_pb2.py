@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1c\x61syncpar/v1/membership.proto\x12\x0b\x61syncpar.v1\"\x90\x01\n\tHostFrame\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.asyncpar.v1.HostHello\x12)\n\x07welcome\x18\x02 \x01(\x0b\x32\x18.asyncpar.v1.HostWelcome\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x10\n\x08received\x18\x0b \x01(\x04\"~\n\tHostHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06nnodes\x18\x02 \x01(\r\x12\x16\n\tnode_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0f\n\x07session\x18\x06 \x01(\x0c\x42\x0c\n\n_node_rank\"B\n\x0bHostWelcome\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\r\"Z\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x12\n\nlocal_rank\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"\xa3\x01\n\x0bJoinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12#\n\x06member\x18\x04 \x01(\x0b\x32\x13.asyncpar.v1.Member\x12\x10\n\x08settings\x18\x05 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x0f\n\x07session\x18\x07 \x01(\t\"n\n\tJoinReply\x12)\n\x05world\x18\x01 \x01(\x0b\x32\x18.asyncpar.v1.JoinedWorldH\x00\x12+\n\x07refusal\x18\x02 \x01(\x0b\x32\x18.asyncpar.v1.JoinRefusalH\x00\x42\t\n\x07outcome\"T\n\x0bJoinedWorld\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12$\n\x07members\x18\x03 \x03(\x0b\x32\x13.asyncpar.v1.Member\"\xca\x01\n\x0bJoinRefusal\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.asyncpar.v1.JoinRefusal.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"n\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_USAGE\x10\x01\x12\x0e\n\nKIND_STALE\x10\x02\x12\x10\n\x0cKIND_TIMEOUT\x10\x03\x12\r\n\tKIND_LOST\x10\x04\x12\x0f\n\x0bKIND_CLOSED\x10\x05\x32\x46\n\nRendezvous\x12\x38\n\x04Join\x12\x18.asyncpar.v1.JoinRequest\x1a\x16.asyncpar.v1.JoinReply2I\n\tFirstHost\x12<\n\x06\x41ttend\x12\x16.asyncpar.v1.HostFrame\x1a\x16.asyncpar.v1.HostFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1c\x61syncpar/v1/membership.proto\x12\x0b\x61syncpar.v1\"\x90\x01\n\tHostFrame\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.asyncpar.v1.HostHello\x12)\n\x07welcome\x18\x02 \x01(\x0b\x32\x18.asyncpar.v1.HostWelcome\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06number\x18\n \x01(\x04\x12\x10\n\x08received\x18\x0b \x01(\x04\"\x8c\x01\n\tHostHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06nnodes\x18\x02 \x01(\r\x12\x16\n\tnode_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0f\n\x07session\x18\x06 \x01(\x0c\x12\x0c\n\x04port\x18\x07 \x01(\rB\x0c\n\n_node_rank\"B\n\x0bHostWelcome\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\r\"Z\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x12\n\nlocal_rank\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\"\xa3\x01\n\x0bJoinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12#\n\x06member\x18\x04 \x01(\x0b\x32\x13.asyncpar.v1.Member\x12\x10\n\x08settings\x18\x05 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\x01\x12\x0f\n\x07session\x18\x07 \x01(\t\"n\n\tJoinReply\x12)\n\x05world\x18\x01 \x01(\x0b\x32\x18.asyncpar.v1.JoinedWorldH\x00\x12+\n\x07refusal\x18\x02 \x01(\x0b\x32\x18.asyncpar.v1.JoinRefusalH\x00\x42\t\n\x07outcome\"T\n\x0bJoinedWorld\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12$\n\x07members\x18\x03 \x03(\x0b\x32\x13.asyncpar.v1.Member\"\xca\x01\n\x0bJoinRefusal\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.asyncpar.v1.JoinRefusal.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"n\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_USAGE\x10\x01\x12\x0e\n\nKIND_STALE\x10\x02\x12\x10\n\x0cKIND_TIMEOUT\x10\x03\x12\r\n\tKIND_LOST\x10\x04\x12\x0f\n\x0bKIND_CLOSED\x10\x05\x32\x46\n\nRendezvous\x12\x38\n\x04Join\x12\x18.asyncpar.v1.JoinRequest\x1a\x16.asyncpar.v1.JoinReply2I\n\tFirstHost\x12<\n\x06\x41ttend\x12\x16.asyncpar.v1.HostFrame\x1a\x16.asyncpar.v1.HostFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOSTFRAME']._serialized_start=46
   _globals['_HOSTFRAME']._serialized_end=190
-  _globals['_HOSTHELLO']._serialized_start=192
-  _globals['_HOSTHELLO']._serialized_end=318
-  _globals['_HOSTWELCOME']._serialized_start=320
-  _globals['_HOSTWELCOME']._serialized_end=386
-  _globals['_MEMBER']._serialized_start=388
-  _globals['_MEMBER']._serialized_end=478
-  _globals['_JOINREQUEST']._serialized_start=481
-  _globals['_JOINREQUEST']._serialized_end=644
-  _globals['_JOINREPLY']._serialized_start=646
-  _globals['_JOINREPLY']._serialized_end=756
-  _globals['_JOINEDWORLD']._serialized_start=758
-  _globals['_JOINEDWORLD']._serialized_end=842
-  _globals['_JOINREFUSAL']._serialized_start=845
-  _globals['_JOINREFUSAL']._serialized_end=1047
-  _globals['_JOINREFUSAL_KIND']._serialized_start=937
-  _globals['_JOINREFUSAL_KIND']._serialized_end=1047
-  _globals['_RENDEZVOUS']._serialized_start=1049
-  _globals['_RENDEZVOUS']._serialized_end=1119
-  _globals['_FIRSTHOST']._serialized_start=1121
-  _globals['_FIRSTHOST']._serialized_end=1194
+  _globals['_HOSTHELLO']._serialized_start=193
+  _globals['_HOSTHELLO']._serialized_end=333
+  _globals['_HOSTWELCOME']._serialized_start=335
+  _globals['_HOSTWELCOME']._serialized_end=401
+  _globals['_MEMBER']._serialized_start=403
+  _globals['_MEMBER']._serialized_end=493
+  _globals['_JOINREQUEST']._serialized_start=496
+  _globals['_JOINREQUEST']._serialized_end=659
+  _globals['_JOINREPLY']._serialized_start=661
+  _globals['_JOINREPLY']._serialized_end=771
+  _globals['_JOINEDWORLD']._serialized_start=773
+  _globals['_JOINEDWORLD']._serialized_end=857
+  _globals['_JOINREFUSAL']._serialized_start=860
+  _globals['_JOINREFUSAL']._serialized_end=1062
+  _globals['_JOINREFUSAL_KIND']._serialized_start=952
+  _globals['_JOINREFUSAL_KIND']._serialized_end=1062
+  _globals['_RENDEZVOUS']._serialized_start=1064
+  _globals['_RENDEZVOUS']._serialized_end=1134
+  _globals['_FIRSTHOST']._serialized_start=1136
+  _globals['_FIRSTHOST']._serialized_end=1209
 # @@protoc_insertion_point(module_scope)

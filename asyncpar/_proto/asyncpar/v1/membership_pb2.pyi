@@ -22,20 +22,22 @@ class HostFrame(_message.Message):
     def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., welcome: _Optional[_Union[HostWelcome, _Mapping]] = ..., content: _Optional[bytes] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class HostHello(_message.Message):
-    __slots__ = ("job", "nnodes", "node_rank", "host", "version", "session")
+    __slots__ = ("job", "nnodes", "node_rank", "host", "version", "session", "port")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     job: str
     nnodes: int
     node_rank: int
     host: str
     version: str
     session: bytes
-    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
+    port: int
+    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., session: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
 
 class HostWelcome(_message.Message):
     __slots__ = ("resumed", "refusal", "exit_code")
