@@ -66,7 +66,7 @@ _VIEW_SECONDS = 1.2
 """Seconds that another host may take to report on its ranks; it reports those that do not answer before that."""
 _SESSION_BYTES = 16
 _MOST_BETWEEN = 60.0
-"""The most seconds between two looks at a stopped process: each takes a place in its queue of connections."""
+"""The most seconds between two probes of a stopped process: each takes a place in its queue of connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
