@@ -221,7 +221,10 @@ class FurtherHost:
                 ),
                 may_come_back,
             )
-        return LaunchError(f"the coordinator at {self._address} ended without a word"), True
+        return self._silent_end(), True
+
+    def _silent_end(self) -> LaunchError:
+        return LaunchError(f"the coordinator at {self._address} ended without a word")
 
     async def _attend(self, seconds: float) -> bool:
         """Serve one connection until it ends; return whether that is because this host has left."""
@@ -332,4 +335,6 @@ class FurtherHost:
                 f"the coordinator at {self._address} did not accept our secret; "
                 "all agents of a job need the same --secret-file"
             )
+        if error.code() == grpc.StatusCode.INTERNAL:  # of grpc.aio here: the stream ended while it was being opened
+            return self._silent_end()
         return LaunchError(f"lost the coordinator at {self._address} ({error.details() or error.code().name})")
