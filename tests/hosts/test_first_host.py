@@ -317,6 +317,7 @@ async def test_another_host_that_is_stopped_is_waited_for(monkeypatch: pytest.Mo
         writer.close()
 
     monkeypatch.setattr(pauses, "_close", close_when_it_runs)
+    monkeypatch.setattr(pauses, "REACH_SECONDS", 30.0)  # a loop that stands still for a second must not decide this
     async with (
         first_host(introduction("a", 0), reconnect=0.2) as (first, address),
         ResettingProxy(address) as proxy,
