@@ -10,6 +10,7 @@ that is only silent, or whose process is stopped, is waited for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -65,8 +66,6 @@ _FAREWELL_SECONDS = 3.0
 _VIEW_SECONDS = 1.2
 """Seconds that another host may take to report on its ranks; it reports those that do not answer before that."""
 _SESSION_BYTES = 16
-_MOST_BETWEEN = 60.0
-"""The most seconds between two probes of a stopped process: each takes a place in its queue of connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,19 +340,18 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
 
     async def _await_return(self, attending: _Attending, cause: str) -> None:
         """Lose a host that does not come back, which ends this; one that is stopped has its time when it runs again."""
-        seconds, was_stopped = self._reconnect, False
-        while True:
-            await asyncio.sleep(seconds)
-            is_stopped = attending.listens_at != "" and await pauses.is_stopped(attending.listens_at)
-            if not (is_stopped or was_stopped):
-                break
-            if is_stopped and not attending.is_awaited:
-                attending.is_awaited = True
-                self._print(
-                    f"the agent on {shown_host(attending.name)} does not answer, as if it were stopped; waiting for it"
-                )
-            seconds = min(2.0 * seconds, max(_MOST_BETWEEN, self._reconnect)) if is_stopped else self._reconnect
-            was_stopped = is_stopped
+        was_stopped = False
+        async with contextlib.aclosing(pauses.PauseProbe(attending.listens_at)) as probe:
+            while True:
+                await asyncio.sleep(self._reconnect)
+                is_stopped = attending.listens_at != "" and await probe.is_stopped()
+                if not (is_stopped or was_stopped):
+                    break
+                if is_stopped and not attending.is_awaited:
+                    attending.is_awaited = True
+                    who = f"the agent on {shown_host(attending.name)}"
+                    self._print(f"{who} does not answer, as if it were stopped; waiting for it")
+                was_stopped = is_stopped
         attending.absence = None
         self._lose(attending, cause)
 

@@ -93,6 +93,7 @@ class FurtherHost:
         """Whether it was reported that the first host is stopped."""
         self._trouble: Exception | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._probe = pauses.PauseProbe(address)
         self._listener = pauses.PauseListener(address)
         self._port = 0
         """Where the first one sees whether this process is stopped."""
@@ -142,6 +143,7 @@ class FurtherHost:
         for task in (self._running, *self._answering):
             task.cancel()
         await asyncio.wait({self._running, *self._answering})
+        await self._probe.aclose()
         await self._listener.stop()
         self._outbox.put_nowait(None)
 
@@ -187,7 +189,7 @@ class FurtherHost:
 
     async def _is_stopped(self) -> bool:
         """Return whether the process of the first host is stopped, and report the first time that it is."""
-        is_stopped = await pauses.is_stopped(self._address)
+        is_stopped = await self._probe.is_stopped()
         if is_stopped and not self._is_waiting:
             self._is_waiting = True
             self._report(f"the coordinator at {self._address} does not answer, as if it were stopped; waiting for it")
@@ -244,6 +246,7 @@ class FurtherHost:
                 raise AuthenticationError(f"the coordinator at {self._address} is another one than before")
             if self._is_waiting:
                 self._is_waiting = False
+                await self._probe.aclose()
                 self._report(f"the coordinator at {self._address} answers again")
             self._is_connected = True
             self._stream.take(first)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from asyncpar.core.addresses import resolve, route_to, split_address
 from asyncpar.core.concurrency.doorkeeper import serve_streams
 from asyncpar.core.concurrency.streams import close_stream
+from asyncpar.net.transport.sockets import tune_tcp
 
 STOPPED_SECONDS = 0.5
 """Seconds after which the other end of a silent connection is taken for a stopped process."""
@@ -20,31 +21,50 @@ REACH_SECONDS = 1.0
 """Seconds that a connection may take."""
 
 
-async def is_stopped(address: str) -> bool:
-    """Return whether the process that listens at ``address`` is there but does not run.
+class PauseProbe:
+    """Finds out whether the process that listens at ``address`` is there but does not run.
 
-    Each call takes a place in the queue of connections of a process that is stopped.
+    All probes of a process that is stopped use one connection, which its kernel keeps, so a pause may take any time;
+    keepalive probes end the connection where no kernel answers any more.
     """
-    host, port = split_address(address)
-    try:
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def is_stopped(self) -> bool:
+        """Return whether the process is stopped, after ``REACH_SECONDS`` and ``STOPPED_SECONDS`` at most."""
+        try:
+            if self._stream is None:
+                self._stream = await self._reach()
+        except OSError:  # nobody is there (TimeoutError is an OSError)
+            return False
+        try:
+            async with asyncio.timeout(STOPPED_SECONDS):
+                await self._stream[0].read(1)
+        except TimeoutError as error:
+            if error.errno is None:
+                return True
+        except OSError:  # it is gone
+            pass
+        await self.aclose()
+        return False
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(REACH_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
-    except OSError:  # nobody is there (TimeoutError is an OSError)
-        return False
-    try:
-        async with asyncio.timeout(STOPPED_SECONDS):
-            await reader.read(1)
-        return False
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
-    finally:
-        await close_stream(writer)
+            reader, writer = await asyncio.open_connection(*split_address(self._address))
+        tune_tcp(writer.get_extra_info("socket"))
+        return reader, writer
+
+    async def aclose(self) -> None:
+        """Close the connection, if there is one; the next probe opens another."""
+        if self._stream is not None:
+            (_, writer), self._stream = self._stream, None
+            await close_stream(writer)
 
 
 class PauseListener:
-    """Listens, on the way to ``peer``, for nothing but ``is_stopped``: connections are closed as they come."""
+    """Listens, on the way to ``peer``, for nothing but ``PauseProbe``: connections are closed as they come."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
