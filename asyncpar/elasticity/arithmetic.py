@@ -34,6 +34,10 @@ KERNEL: Final = "BLAS kernel"
 THREADS: Final = "BLAS threads"
 TORCH_KERNEL: Final = "kernels of torch"
 
+BASELINE: Final = "baseline"
+"""The instructions of a processor that has none beyond those which numpy was built for."""
+UNKNOWN: Final = "unknown"
+
 _ADVICE: Final[Mapping[str, str]] = {
     PROCESSOR: "use hosts of one kind where bits matter",
     INSTRUCTIONS: 'set NPY_DISABLE_CPU_FEATURES="{differing}" on the hosts that have them',
@@ -42,6 +46,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     TORCH_KERNEL: "set ATEN_CPU_CAPABILITY on all hosts to one that all have, in lower case",
 }
 
+_OTHERWISE: Final = "install the same on all hosts"
+
 _OPENBLAS: Final = ("scipy_openblas_get_{}64_", "openblas_get_{}", "openblas_get_{}64_", "scipy_openblas_get_{}")
 _MKL_THREADS: Final = "MKL_Get_Max_Threads"
 
@@ -49,11 +55,12 @@ _MKL_THREADS: Final = "MKL_Get_Max_Threads"
 def describe_arithmetic() -> dict[str, str]:
     """Return, by name, the settings that the numbers of this process depend on; unknown ones are left out."""
     config = np.show_config(mode="dicts")
+    instructions = config.get("SIMD Extensions")
     blas = config.get("Build Dependencies", {}).get("blas", {})
     found = {
         PROCESSOR: _processor(),
         NUMPY: np.__version__,
-        INSTRUCTIONS: " ".join(config.get("SIMD Extensions", {}).get("found", ())),
+        INSTRUCTIONS: "" if instructions is None else " ".join(instructions.get("found", ())) or BASELINE,
         LIBRARY: f"{blas.get('name', '')} {blas.get('version', '')}".strip(),
         **(_openblas() or _mkl()),
     }
@@ -120,12 +127,14 @@ class ArithmeticDifference:
         names = ", ".join(dict.fromkeys(hosts[rank] for rank in self.ranks))
         who = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))} on {names}"
         verb = "have" if len(self.ranks) > 1 else "has"
-        mine, usual = set(self.value.split()), set(self.usual.split())
+        mine, usual = (set(value.split()) - {BASELINE} for value in (self.value, self.usual))
         what = f"{self.value}, not {self.usual}"
-        if self.name == INSTRUCTIONS:
+        advice = _ADVICE.get(self.name, _OTHERWISE)
+        if UNKNOWN in (self.value, self.usual):
+            advice = _OTHERWISE
+        elif self.name == INSTRUCTIONS:
             parts = {"with": mine - usual, "without": usual - mine}
             what = ", ".join(f"{word} {' '.join(sorted(some))}" for word, some in parts.items() if some)
-        advice = _ADVICE.get(self.name, "install the same on all hosts")
         advice = advice.format(usual=self.usual, differing=" ".join(sorted(mine ^ usual)))
         return f"{who} {verb} {self.name} {what} ({advice})"
 
@@ -137,7 +146,7 @@ def find_differences(described: Sequence[Mapping[str, str]]) -> list[ArithmeticD
     """
     found = []
     for name in dict.fromkeys(name for one in described for name in one):
-        values = [one.get(name, "unknown") for one in described]
+        values = [one.get(name, UNKNOWN) for one in described]
         counts = Counter(values)  # in the order of ranks: ``max`` takes the first
         usual = max(counts, key=counts.__getitem__)
         for value in counts:

@@ -102,6 +102,20 @@ def test_one_rank_is_spoken_of_as_one() -> None:
     assert found.describe(["a", "b"]).startswith("rank 1 on b has numpy 2.3")
 
 
+def test_a_processor_without_further_instructions_is_compared_by_those_of_the_others() -> None:
+    name, more = "instructions of numpy", "X86_V3 X86_V4"
+    found = ArithmeticDifference(name=name, value="baseline", usual=more, ranks=(1,)).describe(["a", "b"])
+    assert f'{name} without {more} (set NPY_DISABLE_CPU_FEATURES="{more}" on the hosts that have them)' in found
+    found = ArithmeticDifference(name=name, value=more, usual="baseline", ranks=(1,)).describe(["a", "b"])
+    assert f'{name} with {more} (set NPY_DISABLE_CPU_FEATURES="{more}" on the hosts that have them)' in found
+
+
+def test_what_a_rank_does_not_know_is_no_value_to_set() -> None:
+    for name in (*ALIKE, "instructions of numpy"):
+        [found] = find_differences([{name: "X86_V3"}, {name: "X86_V3"}, {}])
+        assert found.describe(["a", "b", "c"]).endswith("unknown, not X86_V3 (install the same on all hosts)")
+
+
 async def test_ranks_warn_once_of_what_differs(caplog: pytest.LogCaptureFixture) -> None:
     other = {**ALIKE, "BLAS threads": "8"}
     comparisons = [ArithmeticComparison() for _ in range(3)]
@@ -152,8 +166,11 @@ def test_the_variables_that_a_warning_names_make_processes_alike() -> None:
     found = described_with(**wanted)
     assert (found["BLAS threads"], found["BLAS kernel"]) == ("1", "Nehalem")
     names = describe_arithmetic()["instructions of numpy"].split()
-    without = described_with(NPY_DISABLE_CPU_FEATURES=" ".join(names[-1:]))
-    assert without["instructions of numpy"].split() == names[:-1]
+    if names == ["baseline"]:  # no variable takes anything away from this processor
+        return
+    for kept in range(len(names)):
+        without = described_with(NPY_DISABLE_CPU_FEATURES=" ".join(names[kept:]))
+        assert without["instructions of numpy"].split() == (names[:kept] or ["baseline"])
 
 
 @pytest.fixture
