@@ -14,7 +14,10 @@ MIB = 1 << 20
 _BUCKETS = 16
 _ROOM_SHARE = 8
 _LEAST_ROOM = 8 * MIB
-"""Room that a model of any size may use."""
+"""Room for buckets in progress that a model of any size may use."""
+
+_LEAST_IDLE = 32 * MIB
+"""Memory that may stay idle between steps of a model of any size: a small one has no need to save it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class ZeROConfig:
       other stages anything but the default is refused.
     - ``max_memory_usage_mb``: limit of memory for buckets in progress and gathered parameters.  Less runs so as to stay
       within it; what does not fit by itself raises ``MemoryExceeded``.  If set, as much may stay idle between steps;
-      by default that is an eighth of the parameters, or 8 MiB, so that it does not take what sharding saves.
+      by default that is an eighth of the parameters, or 32 MiB, so that it does not take what sharding saves.
     - ``gradient_compression``: gradients are sent as 8-bit integers with a scale per 1,024 values, a quarter of the
       bytes, with a rounding error (as in ZeRO++, Wang et al. 2023).
     - ``error_feedback``: that rounding error is added to the next step's gradients, so that it does not accumulate
@@ -95,7 +98,7 @@ class ZeROConfig:
         if not self.pin_memory:
             return 0
         follows = is_default(self.max_memory_usage_mb)
-        return min(self.most_bytes, max(_LEAST_ROOM, nbytes // _ROOM_SHARE)) if follows else self.most_bytes
+        return min(self.most_bytes, max(_LEAST_IDLE, nbytes // _ROOM_SHARE)) if follows else self.most_bytes
 
     def buffer_bytes_of(self, nbytes: int) -> int:
         """Return how many bytes buckets in progress may take, as long as that is room for two."""

@@ -183,13 +183,13 @@ def test_what_waits_by_default_is_little_beside_what_sharding_saves(stage: ZeROS
     budget = make_budget(partition, config, lambda *_: 0)
     assert budget.window >= 2, "one bucket is packed while another one travels"
     assert budget.buffers <= max(nbytes / 5, 8 * MIB)
-    assert config.idle_bytes_of(nbytes) <= max(nbytes / 8, 8 * MIB)
+    assert config.idle_bytes_of(nbytes) <= max(nbytes / 8, 32 * MIB)
     assert config.idle_bytes_of(nbytes) <= config.most_bytes
 
 
 def test_who_sets_a_limit_allows_as_much_to_wait() -> None:
     assert ZeROConfig(max_memory_usage_mb=1024).idle_bytes_of(64 * MIB) == 1024 * MIB
-    assert ZeROConfig().idle_bytes_of(64 * MIB) == 8 * MIB
+    assert ZeROConfig().idle_bytes_of(64 * MIB) == 32 * MIB
     assert ZeROConfig(pin_memory=False).idle_bytes_of(64 * MIB) == 0
 
 

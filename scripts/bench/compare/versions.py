@@ -6,12 +6,14 @@
 In each round both versions measure everything, one after the other, and the next round begins with the other one.
 Medians are shown, and what this version takes of the time of the other one within a round: 1.10x is slower.  Ranks of
 both run on this Python, each with the package of its checkout.  Elastic steps are those in which nothing happens, of
-two ranks; a start is a whole job, from its command to its exit.
+two ranks; a join is from the loss of a rank to the first step of the one in its place, its start included; a start is a
+whole job, from its command to its exit.  DDP is left out where torch is not installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -31,6 +33,7 @@ _RANK = Path(__file__).with_name("versions_rank.py")
 _SIZES = "4,4096,65536,1048576,26214400,104857600"
 _LIMIT = 300.0
 _OLD, _NEW = "other", "this"
+_TORCH = "DDP of torch"
 
 PARTS: dict[str, tuple[Sequence[str], str, int, str]] = {
     "all_reduce": ((), "all_reduce", 2, _SIZES),
@@ -39,7 +42,9 @@ PARTS: dict[str, tuple[Sequence[str], str, int, str]] = {
     "asks over TCP": (("--transport", "tcp"), "asks", 2, ""),
     "gradient steps": ((), "gradients", 2, ""),
     "steps of ZeRO": ((), "zero", 2, ""),
+    _TORCH: ((), "ddp", 2, ""),
     "elastic steps": (("--elastic", "ranks"), "elastic", 2, ""),
+    "join": (("--elastic", "ranks", "--max-restarts", "1"), "join", 2, ""),
     "start": ((), "start", 4, ""),
 }
 """By title: options of the launcher, the part that ranks run, their number, and sizes in bytes."""
@@ -48,7 +53,9 @@ PARTS: dict[str, tuple[Sequence[str], str, int, str]] = {
 def measure(checkout: Path, title: str, *, seconds: float, step_size: int) -> Iterable[Record]:
     """Run a part with the package of ``checkout``; return its cells, or the time of the job for a start."""
     options, part, ranks, sizes = PARTS[title]
-    command = [*LAUNCH, f"--nproc-per-node={ranks}", *options, str(_RANK), part]
+    python, *launch = LAUNCH
+    command = [python, "-P", *launch]  # without it the package of the current directory comes first
+    command += [f"--nproc-per-node={ranks}", *options, str(_RANK), part]
     command += ["--seconds", str(seconds), "--step-size", str(step_size), *(["--sizes", sizes] if sizes else [])]
     environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(checkout)}
     begun = time.perf_counter()
@@ -85,6 +92,9 @@ def main() -> int:
         parser.error("--rounds, --seconds, --step-size: expected 1 or more, more than 0, and 1024 or more")
     parts = some_of(parser, "--parts", options.parts, list(PARTS))
     check_target(parser, "--json", options.json)
+    if _TORCH in parts and importlib.util.find_spec("torch") is None:
+        print(f"left out, since torch is not installed: {_TORCH}", file=sys.stderr)
+        parts.remove(_TORCH)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     checkouts = {_OLD: options.other.resolve(), _NEW: ROOT}
     figures, failures = Figures(), list[str]()

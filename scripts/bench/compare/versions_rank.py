@@ -1,4 +1,4 @@
-"""One rank of ``versions.py``: operations, asks, gradient steps and steps of ZeRO, a line of JSON for each.
+"""One rank of ``versions.py``: operations, asks, steps of all kinds and joins, a line of JSON for each.
 
 It uses nothing but what every version has, and is run with the package of either.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +30,10 @@ Timed = Callable[[], Awaitable[object]]
 _PARAMETERS = 8
 _WARM_UP = 5
 _AT_ONCE = 1000
+_KILLED_AT = 20
+_JOIN_STEPS = 600
+_JOIN_STEP_SECONDS = 0.02
+_HIDDEN = 1024
 
 
 class Echo(ap.Actor):
@@ -161,9 +167,61 @@ async def elastic(size: int, seconds: float) -> None:
             print(json.dumps(cell), flush=True)
 
 
+async def join(size: int) -> None:
+    """Measure how long an elastic job has one rank less, from its kill to the first step of the rank in its place."""
+    async with ap.elastic(portions=2) as job:
+        parameters = parameters_of(size)
+        optimizer = Optimizer(parameters, Adam())
+        gradients = [np.ones(one.shape, np.float32) for one in parameters]
+        alone, together, is_new = 0.0, 0.0, None
+        async for step in job.steps(job.state(parameters, optimizer), until=_JOIN_STEPS):
+            is_new = step.number > 0 if is_new is None else is_new
+            if job.rank == 1 and not is_new and step.number == _KILLED_AT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            alone = alone or (time.perf_counter() if job.size == 1 else 0.0)
+            together = together or (time.perf_counter() if alone and job.size == 2 else 0.0)
+            async with step:
+                for portion in step.portions:
+                    step.add(portion, gradients)
+                await step.update(optimizer, await step.reduce("mean"), learning_rate=1e-6)
+            await asyncio.sleep(_JOIN_STEP_SECONDS)
+        if job.rank == 0 and not is_new:
+            assert together, f"no rank came back within {_JOIN_STEPS} steps"
+            print(json.dumps({"what": "cell", "name": "join", "seconds": together - alone}), flush=True)
+
+
+def distributed_data_parallel(size: int, seconds: float) -> None:
+    """Measure steps of a torch model of ``size`` bytes; the last one of a number that all ranks know is the end."""
+    import torch  # noqa: PLC0415  # other parts need none
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+    import asyncpar.torch  # noqa: F401, PLC0415  # registers the backend
+
+    torch.set_num_threads(1)
+    dist.init_process_group("asyncpar")
+    layers = max(1, size // 4 // (_HIDDEN * _HIDDEN))
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(_HIDDEN, _HIDDEN, bias=False) for _ in range(layers))))
+    x = torch.ones(8, _HIDDEN)
+    times: list[float] = []
+    for _ in range(_WARM_UP + max(_WARM_UP, int(20 * seconds))):
+        begun = time.perf_counter()
+        model.zero_grad()
+        model(x).sum().backward()
+        times.append(time.perf_counter() - begun)
+    if dist.get_rank() == 0:
+        cell = {"what": "cell", "name": "DDP", "seconds": statistics.median(times[_WARM_UP:])}
+        print(json.dumps(cell), flush=True)
+    dist.destroy_process_group()
+
+
 async def main(options: argparse.Namespace) -> None:
     if options.part == "elastic":
         await elastic(options.step_size, options.seconds)
+        return
+    if options.part == "join":
+        await join(options.step_size)
         return
     async with ap.init() as node:
         cells = Cells(node, options.seconds)
@@ -186,4 +244,8 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--sizes", default="4")
     parser.add_argument("--step-size", type=int, required=True)
-    ap.run(main(parser.parse_args()))
+    settings = parser.parse_args()
+    if settings.part == "ddp":
+        distributed_data_parallel(settings.step_size, settings.seconds)
+    else:
+        ap.run(main(settings))
