@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def _array_arguments() -> Iterator[tuple[str, str]]:
     """Yield the operations of a communicator, each with an argument that takes an array."""
     for name, method in sorted(inspect.getmembers(ap.Communicator, callable)):
         for parameter in () if name.startswith("_") else inspect.signature(method).parameters.values():
-            if parameter.annotation in ("Array", "Array | None", "Iterable[Array]"):
+            if re.search("HostArray|ArrayT", str(parameter.annotation)):
                 yield name, parameter.name
 
 

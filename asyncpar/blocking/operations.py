@@ -33,6 +33,7 @@ from asyncpar.core.config.names import (
     RootedAlgorithm,
 )
 from asyncpar.core.config.transport import LaneCosts
+from asyncpar.core.foreign_arrays import ArrayT, HostArray
 
 T = TypeVar("T")
 
@@ -48,25 +49,25 @@ class AllReduce:
     @overload
     def __call__(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] = "all",
         late: Late = "drop",
         timeout: float | None = None,
-    ) -> Array: ...
+    ) -> ArrayT: ...
 
     @overload
     def __call__(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
@@ -78,31 +79,31 @@ class AllReduce:
     @overload
     def __call__(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until,
         late: Late = "drop",
         timeout: float | None = None,
-    ) -> Array | Reduced: ...
+    ) -> ArrayT | Reduced: ...
 
     def __call__(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until = "all",
         late: Late = "drop",
         timeout: float | None = None,
-    ) -> Array | Reduced:
+    ) -> ArrayT | Reduced:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
@@ -136,10 +137,10 @@ class AllReduce:
 
     def parts(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         timeout: float | None = None,
@@ -179,6 +180,7 @@ class Operations:
 
     all_reduce = MethodWithParts(AllReduce.__call__, _all_reduce_of)
 
+    @overload
     def all_reduce_many(
         self,
         arrays: Iterable[Array],
@@ -188,7 +190,30 @@ class Operations:
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> list[Array]:
+    ) -> list[Array]: ...
+
+    @overload
+    def all_reduce_many(
+        self,
+        arrays: Iterable[HostArray],
+        op: ReduceOp = "sum",
+        *,
+        algorithm: AllReduceAlgorithm | None = None,
+        key: str | None = None,
+        stream: object = None,
+        timeout: float | None = None,
+    ) -> list[Any]: ...
+
+    def all_reduce_many(
+        self,
+        arrays: Iterable[HostArray],
+        op: ReduceOp = "sum",
+        *,
+        algorithm: AllReduceAlgorithm | None = None,
+        key: str | None = None,
+        stream: object = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
         """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
 
         All of them are one operation, which is much faster than one per array where they are small.  They may differ in
@@ -203,16 +228,16 @@ class Operations:
 
     def reduce(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
         root: int = 0,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: ReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array | None:
+    ) -> ArrayT | None:
         """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); other ranks get None."""
         return self._handle.wait(
             "reduce",
@@ -222,15 +247,15 @@ class Operations:
 
     def reduce_scatter(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: ReduceScatterAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> ArrayT:
         """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
 
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.  ``x`` has the same
@@ -251,14 +276,14 @@ class Operations:
 
     def all_gather(
         self,
-        x: Array,
+        x: ArrayT,
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllGatherAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> ArrayT:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``.
 
         ``x`` has the same shape and dtype on all ranks; ``all_gather_v`` accepts different lengths.  ``out`` receives
@@ -278,14 +303,14 @@ class Operations:
 
     def all_gather_v(
         self,
-        x: Array,
+        x: ArrayT,
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllGatherAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> ArrayT:
         """Return ``x`` of all ranks, concatenated along axis 0, in which they may differ."""
         return self._handle.wait(
             "all_gather_v",
@@ -295,15 +320,15 @@ class Operations:
 
     def gather(
         self,
-        x: Array,
+        x: ArrayT,
         *,
         root: int = 0,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: RootedAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array | None:
+    ) -> ArrayT | None:
         """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; other ranks get None."""
         return self._handle.wait(
             "gather",
@@ -313,15 +338,15 @@ class Operations:
 
     def scatter(
         self,
-        x: Array | None = None,
+        x: ArrayT | None = None,
         *,
         root: int = 0,
-        out: Array | None = None,
+        out: ArrayT | None = None,
         algorithm: RootedAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> ArrayT:
         """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
 
         The other ranks pass no ``x`` but ``out``, which gives shape and dtype.
@@ -334,14 +359,14 @@ class Operations:
 
     def broadcast(
         self,
-        x: Array,
+        x: ArrayT,
         *,
         root: int = 0,
         algorithm: BroadcastAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> ArrayT:
         """Overwrite ``x`` with that of ``root``, and return it.
 
         ``x`` is an array of the same shape and dtype on all ranks.  ``algorithm`` is one of
@@ -374,14 +399,14 @@ class Operations:
 
     def all_to_all(
         self,
-        x: Array,
+        x: ArrayT,
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllToAllAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> Array:
+    ) -> ArrayT:
         """Send ``x[r]`` to each rank ``r`` and return an array like ``x``, whose entry ``r`` came from rank ``r``."""
         return self._handle.wait(
             "all_to_all",
@@ -391,14 +416,14 @@ class Operations:
 
     def all_to_all_v(
         self,
-        x: Array,
+        x: ArrayT,
         counts: Sequence[int],
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         key: str | None = None,
         stream: object = None,
         timeout: float | None = None,
-    ) -> tuple[Array, list[int]]:
+    ) -> tuple[ArrayT, list[int]]:
         """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
 
         Returns the received rows, in the order of their senders' ranks, and the number of rows from each.
@@ -692,7 +717,7 @@ class Operations:
         """Describe how long each running operation of this rank has waited, for which rank, and what is known of it."""
         return self._handle.read("describe_waits", self.on_loop.describe_waits)
 
-    def send(self, x: Array, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
+    def send(self, x: HostArray, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
@@ -708,9 +733,22 @@ class Operations:
         """
         self._handle.wait("send", lambda: self.on_loop.send(x, dest, tag=tag), timeout)
 
+    @overload
     def recv(
-        self, source: int | None = None, *, out: Array | None = None, tag: int = 0, timeout: float | None = None
-    ) -> Array:
+        self, source: int | None = None, *, out: None = None, tag: int = 0, timeout: float | None = None
+    ) -> Array: ...
+
+    @overload
+    def recv(self, source: int | None = None, *, out: ArrayT, tag: int = 0, timeout: float | None = None) -> ArrayT: ...
+
+    @overload
+    def recv(
+        self, source: int | None = None, *, out: HostArray | None, tag: int = 0, timeout: float | None = None
+    ) -> HostArray: ...
+
+    def recv(
+        self, source: int | None = None, *, out: HostArray | None = None, tag: int = 0, timeout: float | None = None
+    ) -> HostArray:
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
         ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
@@ -724,7 +762,20 @@ class Operations:
         """
         return self._handle.wait("recv", lambda: self.on_loop.recv(source, out=out, tag=tag), timeout)
 
-    def recv_any(self, *, out: Array | None = None, tag: int = 0, timeout: float | None = None) -> tuple[int, Array]:
+    @overload
+    def recv_any(self, *, out: None = None, tag: int = 0, timeout: float | None = None) -> tuple[int, Array]: ...
+
+    @overload
+    def recv_any(self, *, out: ArrayT, tag: int = 0, timeout: float | None = None) -> tuple[int, ArrayT]: ...
+
+    @overload
+    def recv_any(
+        self, *, out: HostArray | None, tag: int = 0, timeout: float | None = None
+    ) -> tuple[int, HostArray]: ...
+
+    def recv_any(
+        self, *, out: HostArray | None = None, tag: int = 0, timeout: float | None = None
+    ) -> tuple[int, HostArray]:
         """Return the rank that sends the next array with ``tag``, and the array."""
         return self._handle.wait("recv_any", lambda: self.on_loop.recv_any(out=out, tag=tag), timeout)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
 from asyncpar.collectives import reductions
-from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.call import ConvertedCall
 from asyncpar.collectives.completion.policies import Late, Reduced, Until
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.parts import PartStream
 from asyncpar.core.config.names import AllReduceAlgorithm, ReduceOp
+from asyncpar.core.foreign_arrays import ArrayT, HostArray, is_foreign
 from asyncpar.device.arrays import is_device_array
 from asyncpar.errors import UsageError
 
@@ -26,8 +28,20 @@ class EngineOperations:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    def _elsewhere(
+        self, name: str, x: Any, *arguments: object, key: str | None, stream: object, **options: object
+    ) -> Coroutine[Any, Any, Any]:
+        """Start operation ``name`` on device arrays, or on arrays of other libraries than numpy."""
+        prototype = options.get("out") if x is None else x[0] if isinstance(x, list) else x
+        if stream is None and not is_device_array(prototype):
+            from asyncpar.collectives import foreign  # most programs need none
+
+            if isinstance(x, list):
+                return foreign.start_many(self._engine, self, x, key=key, **options)
+            return foreign.start(self._engine, self, name, x, *arguments, key=key, **options)
+        return self._on_device(name, x, *arguments, key=key, stream=stream, **options)
+
     def _on_device(self, name: str, *arguments: object, key: str | None, **options: object) -> Coroutine[Any, Any, Any]:
-        """Start operation ``name`` on device arrays."""
         from asyncpar.collectives.device import operations  # needed only with devices
 
         operation, engine = getattr(operations, name), self._engine
@@ -42,9 +56,9 @@ class EngineOperations:
         return engine.checked(name, key, begin)
 
 
-def is_for_device(x: object, stream: object) -> bool:
-    """Return whether this operation is on a device array, as it must be if it names a stream."""
-    return stream is not None or is_device_array(x)
+def is_elsewhere(x: object, stream: object) -> bool:
+    """Return whether this operation is not on numpy's memory: on a device, or on an array of another library."""
+    return stream is not None or is_foreign(x) or is_device_array(x)
 
 
 class AllReduce(EngineOperations):
@@ -53,24 +67,24 @@ class AllReduce(EngineOperations):
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] = "all",
         late: Late = "drop",
-    ) -> Coroutine[Any, Any, Array]: ...
+    ) -> Coroutine[Any, Any, ArrayT]: ...
 
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
@@ -81,29 +95,29 @@ class AllReduce(EngineOperations):
     @overload
     def all_reduce(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until,
         late: Late = "drop",
-    ) -> Coroutine[Any, Any, Array | Reduced]: ...
+    ) -> Coroutine[Any, Any, ArrayT | Reduced]: ...
 
     def all_reduce(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
         stream: object = None,
         until: Literal["all"] | Until = "all",
         late: Late = "drop",
-    ) -> Coroutine[Any, Any, Array | Reduced]:
+    ) -> Coroutine[Any, Any, ArrayT | Reduced]:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
@@ -129,8 +143,8 @@ class AllReduce(EngineOperations):
         """
         if until != "all":
             return self._until(x, op, out=out, algorithm=algorithm, key=key, stream=stream, until=until, late=late)
-        if (type(x) is not np.ndarray or stream is not None) and is_for_device(x, stream):
-            return self._on_device("all_reduce", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
+        if (type(x) is not np.ndarray or stream is not None) and is_elsewhere(x, stream):
+            return self._elsewhere("all_reduce", x, op=op, out=out, algorithm=algorithm, key=key, stream=stream)
         try:
             return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
         except Exception as error:
@@ -139,19 +153,23 @@ class AllReduce(EngineOperations):
 
     __call__ = all_reduce
 
-    def _until(self, x: Array, op: str, *, stream: object, **options: Any) -> Coroutine[Any, Any, Reduced]:
+    def _until(self, x: ArrayT, op: str, *, stream: object, **options: Any) -> Coroutine[Any, Any, Reduced]:
         from asyncpar.collectives.policy_calls import all_reduce_until  # most programs need none
 
         if stream is not None or is_device_array(x):
             raise UsageError("until: expected a numpy array and no stream; operations on devices wait for all ranks")
-        return all_reduce_until(self._engine, x, op=op, **options)
+        call = all_reduce_until(self._engine, x, op=op, **options)
+        if type(x) is np.ndarray or not is_foreign(x):
+            return call
+        out = options["out"]
+        return ConvertedCall(call, lambda reduced: replace(reduced, values=x if out is None else out))
 
     def parts(
         self,
-        x: Array,
+        x: ArrayT,
         op: ReduceOp = "sum",
         *,
-        out: Array | None = None,
+        out: HostArray | None = None,
         algorithm: AllReduceAlgorithm | None = None,
         key: str | None = None,
     ) -> PartStream:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncpar.collectives.ledger import LARGEST_TAG
+from asyncpar.core.foreign_arrays import foreign_array, is_foreign
 from asyncpar.core.not_arrays import describe_other
 from asyncpar.errors import UsageError
 
@@ -142,7 +143,9 @@ def possible_operations(dtype: np.dtype[Any]) -> list[str]:
 def check_array(value: object, name: str = "x") -> Array:
     """Return ``value`` as a plain array over the same memory; raise unless collectives can carry it."""
     if not isinstance(value, np.ndarray):
-        raise UsageError(f"{name}: expected a numpy array, got {describe_other(value, name)}")
+        if not is_foreign(value):
+            raise UsageError(f"{name}: expected a numpy array, got {describe_other(value, name)}")
+        value = foreign_array(value, name).view
     if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):  # numpy loads `ma` on first access
         raise UsageError(f"{name}: expected an array without a mask, got a masked one; pass its filled()")
     if not is_numeric(value.dtype):

@@ -251,6 +251,40 @@ class WatchedCall(Call[T_co]):
         self._ended()
 
 
+class ConvertedCall(Call[T_co]):
+    """Call that returns what ``convert`` makes of the result of another one, ``call``."""
+
+    __slots__ = ("_call", "_convert")
+
+    def __init__(self, call: Coroutine[Any, Any, Any], convert: Callable[[Any], T_co]) -> None:
+        self._call = call
+        self._convert = convert
+        self._steps = None
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self._call, "name", "call"))
+
+    @property
+    def is_over(self) -> bool:
+        return True  # ``call`` itself warns if it is never awaited
+
+    @property
+    def runs_anywhere(self) -> bool:
+        return isinstance(self._call, Call) and self._call.runs_anywhere
+
+    def _begin(self) -> Generator[Any, Any, T_co]:
+        call, convert = self._call, self._convert
+        del self._convert  # with the arrays: a finished task that is kept keeps its call
+        return convert((yield from call.__await__()))
+
+    def _give_up(self, error: BaseException | None = None) -> None:
+        if isinstance(self._call, Call):
+            self._call._give_up(error)
+        else:
+            self._call.close()
+
+
 class CancelReason(msgspec.Struct):
     """The reason why operations of a block are cancelled: ``text``, and the ``rank`` of the world that caused it."""
 

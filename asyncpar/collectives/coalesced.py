@@ -59,7 +59,7 @@ class AllReduceManyPlan(OperationPlan, frozen=True, kw_only=True):
 
 def all_reduce_many(
     engine: Engine, arrays: object, *, op: str, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, list[Array]]:
+) -> Coroutine[Any, Any, Any]:
     listed = check_arrays(arrays)
     form = form_of(listed)
     plan = engine.prepared(

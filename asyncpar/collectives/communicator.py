@@ -37,6 +37,7 @@ from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.names import AnyAlgorithm, Name
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
+from asyncpar.core.foreign_arrays import ArrayT, HostArray
 from asyncpar.core.observe.recorder import Recorder
 from asyncpar.core.observe.records import EventKind, bucket_name
 from asyncpar.core.observe.spans import EventSpan
@@ -72,9 +73,9 @@ class Communicator(ArrayOperations):
     returns only once all ranks call it with the same arguments, even where data flows one way.  After any of these
     errors but ``PeerLost`` the group stays usable.  Cancelling an operation takes effect at once.
 
-    ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``, or
-    contiguous arrays on CUDA devices (see ``ArrayOperations``).  They must not be touched until the operation is over.
-    ``root``, ``dest`` and ``source`` are ranks of the group.
+    ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``, arrays of
+    other libraries, or contiguous arrays on CUDA devices (see ``ArrayOperations``).  They must not be touched until the
+    operation is over.  ``root``, ``dest`` and ``source`` are ranks of the group.
 
     Options mean the same in all operations.  ``op`` is sum, mean, prod, min, max, band, bor or bxor.  ``out`` is an
     array of the shape and dtype of the result, which is written to it (None: a new array, or ``x`` where an operation
@@ -528,7 +529,7 @@ class Communicator(ArrayOperations):
 
     # -- messages between two ranks --------------------------------------------------------------------------------
 
-    def send(self, x: Array, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
+    def send(self, x: HostArray, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
         """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
@@ -553,7 +554,20 @@ class Communicator(ArrayOperations):
                 raise
         return self._send(dest, tag, lambda: check_array(x))
 
-    def recv(self, source: int | None = None, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, Array]:
+    @overload
+    def recv(self, source: int | None = None, *, out: None = None, tag: int = 0) -> Coroutine[Any, Any, Array]: ...
+
+    @overload
+    def recv(self, source: int | None = None, *, out: ArrayT, tag: int = 0) -> Coroutine[Any, Any, ArrayT]: ...
+
+    @overload
+    def recv(
+        self, source: int | None = None, *, out: HostArray | None, tag: int = 0
+    ) -> Coroutine[Any, Any, HostArray]: ...
+
+    def recv(
+        self, source: int | None = None, *, out: HostArray | None = None, tag: int = 0
+    ) -> Coroutine[Any, Any, HostArray]:
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
         ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
@@ -567,7 +581,16 @@ class Communicator(ArrayOperations):
         """
         return self._receive(source, out, tag, lambda delivery: delivery.array)
 
-    def recv_any(self, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, Array]]:
+    @overload
+    def recv_any(self, *, out: None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, Array]]: ...
+
+    @overload
+    def recv_any(self, *, out: ArrayT, tag: int = 0) -> Coroutine[Any, Any, tuple[int, ArrayT]]: ...
+
+    @overload
+    def recv_any(self, *, out: HostArray | None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, HostArray]]: ...
+
+    def recv_any(self, *, out: HostArray | None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, HostArray]]:
         """Return the rank that sends the next array with ``tag``, and the array."""
         return self._receive(None, out, tag, lambda delivery: (delivery.source, delivery.array))
 
@@ -699,7 +722,7 @@ class Communicator(ArrayOperations):
     def _receive(
         self,
         source: int | None,
-        out: Array | None,
+        out: Any,
         tag: int,
         convert: Callable[[ReceivedMessage], T],
         *,
@@ -716,6 +739,8 @@ class Communicator(ArrayOperations):
 
                 return messages.receive(self._engine, self._messages, of, tag, out, convert)
             into = None if out is None else check_writable(check_array(out, "out"), "out")
+            if into is not out:
+                into_numpy, convert = convert, lambda delivery: into_numpy(delivery._replace(array=out))
             return self._messages.receive(of, tag, into, convert=convert, is_object=is_object, is_standing=is_standing)
         except Exception as error:
             self._messages.refuse_receive(of, tag, error)

@@ -42,7 +42,7 @@ class AllToAllPlan(OperationPlan, frozen=True, kw_only=True):
 
 def all_to_all(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     source = check_leading(check_array(x), engine.size)
     target = check_out(out, source.shape, source.dtype, make=engine.table.links.memory.empty)
     if out is not None:
@@ -111,7 +111,7 @@ def all_to_all_v(
     key: str | None = None,
     expected: Sequence[int] = (),
     what: str = "rows",
-) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
+) -> Coroutine[Any, Any, Any]:
     source = check_rows(check_array(x))
     if out is not None:
         check_array(out, "out")

@@ -31,7 +31,7 @@ from asyncpar.net.arena.run_queue import Program
 
 def all_gather(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     source = check_array(x)
     target = check_out(out, (engine.size, *source.shape), source.dtype, make=engine.table.links.memory.empty)
     plan = engine.prepared(
@@ -87,7 +87,7 @@ def equal_chunks(chunks: int, count: int) -> list[Slice]:
 
 def all_gather_v(
     engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     source = check_rows(check_array(x))
     if out is not None:
         check_array(out, "out")

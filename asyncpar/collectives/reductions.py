@@ -76,7 +76,7 @@ class ReduceScatterPlan(OperationPlan, frozen=True, kw_only=True):
 
 def all_reduce(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     if out is None and key is None and algorithm is None and type(x) is np.ndarray:
         quick = engine.quick.get(("all_reduce", op, x.dtype, x.shape))
         if quick is not None and x.flags.writeable:
@@ -108,7 +108,7 @@ def start_all_reduce(
     algorithm: str | None,
     key: str | None,
     take: TakePart | None = None,
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     """Give a call its place; ``take`` receives the parts of the result as they are finished."""
     plan = engine.prepared(
         ("all_reduce", source.dtype, source.shape, op, algorithm),
@@ -191,7 +191,7 @@ def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -
 
 def reduce(
     engine: Engine, x: object, *, op: str, root: int, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array | None]:
+) -> Coroutine[Any, Any, Any]:
     source = check_array(x)
     root = check_rank(root, engine.size)
     check_only_root(out, "out", engine.rank, root)
@@ -293,7 +293,7 @@ def _receives(schedule: RankSchedule) -> bool:
 
 def reduce_scatter(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     source = check_rows(check_array(x))
     start, stop = ceil_chunks(source.shape[0], engine.size)[engine.rank]
     target = check_out(

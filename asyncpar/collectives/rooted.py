@@ -66,7 +66,7 @@ class RootedPlan(OperationPlan, frozen=True, kw_only=True):
 
 def gather(
     engine: Engine, x: object, *, root: int, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array | None]:
+) -> Coroutine[Any, Any, Any]:
     root = check_rank(root, engine.size)
     source = check_array(x)
     check_only_root(out, "out", engine.rank, root)
@@ -125,7 +125,7 @@ def _gather_program(source: Array, target: Array | None, root: int) -> MakeProgr
 
 def scatter(
     engine: Engine, x: object, *, root: int, out: object, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     root = check_rank(root, engine.size)
     check_only_root(x, "x", engine.rank, root)
     source = check_leading(check_array(x), engine.size) if engine.rank == root else None
@@ -246,7 +246,7 @@ def _scratch(
 
 def broadcast(
     engine: Engine, x: object, *, root: int, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
+) -> Coroutine[Any, Any, Any]:
     if key is None and algorithm is None and type(x) is np.ndarray and type(root) is int:
         quick = engine.quick.get(("broadcast", root, x.dtype, x.shape))
         if quick is not None and (engine.rank == root or x.flags.writeable):

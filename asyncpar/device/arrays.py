@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.core.foreign_arrays import library_of
 from asyncpar.device import dlpack
 from asyncpar.device.fabric import LEGACY_DEFAULT_STREAM
 from asyncpar.errors import UsageError
@@ -60,11 +61,6 @@ class DeviceArray:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on cuda:{self.device}"
-
-
-def library_of(value: object) -> str:
-    """Return the top module of the type of ``value``."""
-    return type(value).__module__.partition(".")[0]
 
 
 def is_device_array(value: object) -> bool:

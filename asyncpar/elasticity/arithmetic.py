@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -55,16 +55,21 @@ _MKL_THREADS: Final = "MKL_Get_Max_Threads"
 def describe_arithmetic() -> dict[str, str]:
     """Return, by name, the settings that the numbers of this process depend on; unknown ones are left out."""
     config = np.show_config(mode="dicts")
-    instructions = config.get("SIMD Extensions")
     blas = config.get("Build Dependencies", {}).get("blas", {})
     found = {
         PROCESSOR: _processor(),
         NUMPY: np.__version__,
-        INSTRUCTIONS: "" if instructions is None else " ".join(instructions.get("found", ())) or BASELINE,
+        INSTRUCTIONS: _instructions(config),
         LIBRARY: f"{blas.get('name', '')} {blas.get('version', '')}".strip(),
         **(_openblas() or _mkl()),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _instructions(config: Mapping[str, Any]) -> str:
+    """Return the instructions that numpy uses beyond those it was built for, by its own configuration."""
+    extensions = config.get("SIMD Extensions")
+    return "" if extensions is None else " ".join(extensions.get("found", ())) or BASELINE
 
 
 def _processor() -> str:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from asyncpar.core.addresses import resolve, route_to, split_address
 from asyncpar.core.concurrency.doorkeeper import serve_streams
 from asyncpar.core.concurrency.streams import close_stream
-from asyncpar.net.transport.sockets import tune_tcp
 
 STOPPED_SECONDS = 0.5
 """Seconds after which the other end of a silent connection is taken for a stopped process."""
@@ -51,6 +50,8 @@ class PauseProbe:
         return False
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        from asyncpar.net.transport.sockets import tune_tcp  # with numpy, which a launcher does without
+
         async with asyncio.timeout(REACH_SECONDS):
             reader, writer = await asyncio.open_connection(*split_address(self._address))
         tune_tcp(writer.get_extra_info("socket"))

@@ -91,7 +91,8 @@ async def test_one_of_several_operations_can_be_cancelled(open_ranks: OpenRanks)
             calls = [asyncio.ensure_future(communicator.all_reduce(np.full(2, float(i)))) for i in range(4)]
             if communicator.rank == 1:
                 calls[2].cancel()
-            return await asyncio.gather(*calls, return_exceptions=True)
+            outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+            return outcomes
 
         results = await asyncio.gather(*(run(c) for c in ranks.communicators))
         for rank, outcome in enumerate(results):

@@ -84,7 +84,7 @@ async def test_a_reduction_that_a_dtype_lacks_is_refused_also_for_empty_arrays()
             with pytest.raises(UsageError, match="mean needs a floating dtype"):
                 await node.world.all_reduce_many(arrays, "mean")
         with pytest.raises(UsageError, match="op: expected one of"):
-            await node.world.all_reduce_many([], "average")  # type: ignore[arg-type]
+            await node.world.all_reduce_many([], "average")  # type: ignore[call-overload]
         assert await node.world.all_reduce_many([], "mean") == []
 
 

@@ -239,7 +239,7 @@ def test_a_wrong_argument_is_refused_at_once_and_ends_on_all_ranks() -> None:
                 with pytest.raises(PeerCancelled, match="refused"):
                     await listed(other, np.ones(3))
             with pytest.raises(UsageError, match="numpy array"):
-                one.all_reduce.parts([1.0])  # type: ignore[arg-type]
+                one.all_reduce.parts([1.0])  # type: ignore[type-var]
             with pytest.raises(PeerCancelled, match="refused"):
                 await other.all_reduce(np.ones(1))
 

@@ -29,7 +29,7 @@ async def test_later_calls_of_all_ranks_meet_again(transport: str, key: str | No
         for number in range(6):
             bad = [1.0] if communicator.rank == 1 and number in (2, 4) else np.full(3, float(number))
             try:
-                results.append((await communicator.all_reduce(bad, key=key))[0])  # type: ignore[arg-type]
+                results.append((await communicator.all_reduce(bad, key=key))[0])  # type: ignore[type-var]
             except (UsageError, PeerCancelled) as error:
                 results.append(str(error))
         return results
@@ -135,7 +135,7 @@ async def test_a_refused_receive_takes_its_message(open_ranks: OpenRanks, count:
         sending = None if is_first else asyncio.ensure_future(zero.send(np.full(count, 1.0), 1))
         await asyncio.sleep(0)
         with pytest.raises(UsageError):
-            await one.recv(0, out=[0.0])  # type: ignore[arg-type]
+            await one.recv(0, out=[0.0])  # type: ignore[call-overload]
         receiving = asyncio.ensure_future(one.recv(0))
         outcome = await asyncio.gather(sending or zero.send(np.full(count, 1.0), 1), return_exceptions=True)
         if count > 1:

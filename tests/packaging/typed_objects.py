@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, assert_type
@@ -61,12 +62,16 @@ async def of_coroutines(comm: ap.Communicator, settings: Settings) -> None:
 
 
 async def of_arrays(comm: ap.Communicator, x: NDArray[np.float32], until: Literal["all"] | ap.Deadline) -> None:
-    assert_type(await comm.all_reduce(x, "mean"), Array)
+    assert_type(await comm.all_reduce(x, "mean"), NDArray[np.float32])
     assert_type(await comm.all_reduce(x, until=ap.Deadline(1.0)), ap.Reduced)
-    assert_type(await comm.all_reduce(x, until=until), Array | ap.Reduced)
-    assert_type(await comm.reduce(x, "max", root=1), Array | None)
-    assert_type(await comm.all_gather(x), Array)
+    assert_type(await comm.all_reduce(x, until=until), NDArray[np.float32] | ap.Reduced)
+    assert_type(await comm.reduce(x, "max", root=1), NDArray[np.float32] | None)
+    assert_type(await comm.all_gather(x), NDArray[np.float32])
     assert_type(await comm.recv(0), Array)
+    assert_type(await comm.recv(0, out=x), NDArray[np.float32])
+    assert_type(await comm.all_reduce_many([x, np.ones(3)]), list[Array])
+    assert_type(await comm.all_gather(array.array("d", [1.0])), array.array[float])
+    assert_type(await comm.broadcast(memoryview(b"abc")), memoryview)
 
 
 async def of_names(comm: ap.Communicator, x: NDArray[np.float32], read: str) -> None:

@@ -75,7 +75,7 @@ async def all_reduce(
     async def combine(x: Array) -> Array:
         assert groups.leaders is not None
         inner = "sum" if op == "mean" else op
-        found = await reductions.all_reduce(groups.leaders, x, op=inner, out=None, algorithm=None, key=key)
+        found: Array = await reductions.all_reduce(groups.leaders, x, op=inner, out=None, algorithm=None, key=key)
         if op == "mean":
             np.divide(found, engine.size, out=found, casting="unsafe")
         return found
@@ -94,7 +94,8 @@ async def broadcast(engine: Engine, operation: Operation, x: DeviceArray, root: 
 
     async def hand_over(x: Array) -> Array:
         assert groups.leaders is not None
-        return await rooted.broadcast(groups.leaders, x, root=home, algorithm=None, key=key)
+        found: Array = await rooted.broadcast(groups.leaders, x, root=home, algorithm=None, key=key)
+        return found
 
     if groups.own == home:
         await _spread(groups, x, groups.members[home].index(root), f"{key}: at home")

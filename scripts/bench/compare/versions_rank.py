@@ -192,12 +192,12 @@ async def join(size: int) -> None:
 
 def distributed_data_parallel(size: int, seconds: float) -> None:
     """Measure steps of a torch model of ``size`` bytes; the last one of a number that all ranks know is the end."""
-    import torch  # noqa: PLC0415  # other parts need none
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch import nn  # noqa: PLC0415
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+    import torch  # other parts need none
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
 
-    import asyncpar.torch  # noqa: F401, PLC0415  # registers the backend
+    import asyncpar.torch  # noqa: F401  # registers the backend
 
     torch.set_num_threads(1)
     dist.init_process_group("asyncpar")
