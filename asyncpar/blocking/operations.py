@@ -733,23 +733,10 @@ class Operations:
         """
         self._handle.wait("send", lambda: self.on_loop.send(x, dest, tag=tag), timeout)
 
-    @overload
-    def recv(
-        self, source: int | None = None, *, out: None = None, tag: int = 0, timeout: float | None = None
-    ) -> Array: ...
-
-    @overload
-    def recv(self, source: int | None = None, *, out: ArrayT, tag: int = 0, timeout: float | None = None) -> ArrayT: ...
-
-    @overload
-    def recv(
-        self, source: int | None = None, *, out: HostArray | None, tag: int = 0, timeout: float | None = None
-    ) -> HostArray: ...
-
     def recv(
         self, source: int | None = None, *, out: HostArray | None = None, tag: int = 0, timeout: float | None = None
-    ) -> HostArray:
-        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
+    ) -> Array:
+        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given, which is returned then.
 
         ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
 
@@ -762,20 +749,9 @@ class Operations:
         """
         return self._handle.wait("recv", lambda: self.on_loop.recv(source, out=out, tag=tag), timeout)
 
-    @overload
-    def recv_any(self, *, out: None = None, tag: int = 0, timeout: float | None = None) -> tuple[int, Array]: ...
-
-    @overload
-    def recv_any(self, *, out: ArrayT, tag: int = 0, timeout: float | None = None) -> tuple[int, ArrayT]: ...
-
-    @overload
-    def recv_any(
-        self, *, out: HostArray | None, tag: int = 0, timeout: float | None = None
-    ) -> tuple[int, HostArray]: ...
-
     def recv_any(
         self, *, out: HostArray | None = None, tag: int = 0, timeout: float | None = None
-    ) -> tuple[int, HostArray]:
+    ) -> tuple[int, Array]:
         """Return the rank that sends the next array with ``tag``, and the array."""
         return self._handle.wait("recv_any", lambda: self.on_loop.recv_any(out=out, tag=tag), timeout)
 

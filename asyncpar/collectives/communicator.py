@@ -37,7 +37,7 @@ from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.device_lanes import DeviceLanes
 from asyncpar.core.config.names import AnyAlgorithm, Name
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
-from asyncpar.core.foreign_arrays import ArrayT, HostArray
+from asyncpar.core.foreign_arrays import HostArray
 from asyncpar.core.observe.recorder import Recorder
 from asyncpar.core.observe.records import EventKind, bucket_name
 from asyncpar.core.observe.spans import EventSpan
@@ -554,21 +554,10 @@ class Communicator(ArrayOperations):
                 raise
         return self._send(dest, tag, lambda: check_array(x))
 
-    @overload
-    def recv(self, source: int | None = None, *, out: None = None, tag: int = 0) -> Coroutine[Any, Any, Array]: ...
-
-    @overload
-    def recv(self, source: int | None = None, *, out: ArrayT, tag: int = 0) -> Coroutine[Any, Any, ArrayT]: ...
-
-    @overload
-    def recv(
-        self, source: int | None = None, *, out: HostArray | None, tag: int = 0
-    ) -> Coroutine[Any, Any, HostArray]: ...
-
     def recv(
         self, source: int | None = None, *, out: HostArray | None = None, tag: int = 0
-    ) -> Coroutine[Any, Any, HostArray]:
-        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
+    ) -> Coroutine[Any, Any, Array]:
+        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given, which is returned then.
 
         ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
 
@@ -581,16 +570,7 @@ class Communicator(ArrayOperations):
         """
         return self._receive(source, out, tag, lambda delivery: delivery.array)
 
-    @overload
-    def recv_any(self, *, out: None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, Array]]: ...
-
-    @overload
-    def recv_any(self, *, out: ArrayT, tag: int = 0) -> Coroutine[Any, Any, tuple[int, ArrayT]]: ...
-
-    @overload
-    def recv_any(self, *, out: HostArray | None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, HostArray]]: ...
-
-    def recv_any(self, *, out: HostArray | None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, HostArray]]:
+    def recv_any(self, *, out: HostArray | None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, Array]]:
         """Return the rank that sends the next array with ``tag``, and the array."""
         return self._receive(None, out, tag, lambda delivery: (delivery.source, delivery.array))
 
