@@ -557,7 +557,7 @@ class Communicator(ArrayOperations):
     def recv(
         self, source: int | None = None, *, out: HostArray | None = None, tag: int = 0
     ) -> Coroutine[Any, Any, Array]:
-        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given, which is returned then.
+        """Return the next array that ``source`` (None: any rank) sends with ``tag``, or ``out``, which receives it.
 
         ``out`` must have the shape and dtype of the sent array; otherwise both ranks raise ``OperationMismatch``.
 
