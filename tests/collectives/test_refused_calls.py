@@ -135,7 +135,7 @@ async def test_a_refused_receive_takes_its_message(open_ranks: OpenRanks, count:
         sending = None if is_first else asyncio.ensure_future(zero.send(np.full(count, 1.0), 1))
         await asyncio.sleep(0)
         with pytest.raises(UsageError):
-            await one.recv(0, out=[0.0])  # type: ignore[call-overload]
+            await one.recv(0, out=[0.0])  # type: ignore[arg-type]
         receiving = asyncio.ensure_future(one.recv(0))
         outcome = await asyncio.gather(sending or zero.send(np.full(count, 1.0), 1), return_exceptions=True)
         if count > 1:

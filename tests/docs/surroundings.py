@@ -379,6 +379,7 @@ dist.destroy_process_group()
     ("docs/coming_from.md", "import torch\nimport torch.distributed as dist"): Surroundings(
         _TORCH_WORLD + "BLOCK", needs="torch"
     ),
+    ("docs/jax.md", "import jax\nimport jax.numpy as jnp"): Surroundings("BLOCK", needs="jax"),
     ("docs/torch.md", "import torch.distributed as dist"): Surroundings(
         _TORCH_WORLD + "BLOCK\nassert dist.get_backend() == 'asyncpar'\ndist.destroy_process_group()", needs="torch"
     ),

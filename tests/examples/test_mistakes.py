@@ -18,7 +18,16 @@ pytestmark = pytest.mark.process
 
 HARMLESS = {"actors", "blocking", "first_steps", "mesh_training", "own_model", "three_dimensions"}
 """They take no words and need no extra, and any number of ranks runs them."""
-ELSEWHERE = {"elastic_lm", "ring_suite", "stream_service", "torch_hook", "train_lm", "train_resume", "two_hosts"}
+ELSEWHERE = {
+    "elastic_lm",
+    "jax_data_parallel",
+    "ring_suite",
+    "stream_service",
+    "torch_hook",
+    "train_lm",
+    "train_resume",
+    "two_hosts",
+}
 """Their own tests have what may be wrong."""
 
 EXTRAS = [
@@ -54,9 +63,10 @@ def test_a_missing_extra_is_named(name: str, module: str, extra: str, tmp_path: 
     assert line == f'{Path(name).name}: there is no {module}: pip install "asyncpar[{extra}]"'
 
 
-def test_torch_is_named_where_it_is_missing(tmp_path: Path) -> None:
-    line = run_without("torch", tmp_path, EXAMPLES / "torch_ddp.py")
-    assert line == 'torch_ddp: asyncpar.torch needs torch: pip install "asyncpar[torch]"'
+@pytest.mark.parametrize(("name", "module"), [("torch_ddp", "torch"), ("jax_data_parallel", "jax")])
+def test_torch_and_jax_are_named_where_they_are_missing(name: str, module: str, tmp_path: Path) -> None:
+    line = run_without(module, tmp_path, EXAMPLES / f"{name}.py")
+    assert line == f'{name}: asyncpar.{module} needs {module}: pip install "asyncpar[{module}]"'
 
 
 def test_a_library_of_a_backend_is_named_where_it_is_missing(tmp_path: Path) -> None:
