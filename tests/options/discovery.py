@@ -33,6 +33,7 @@ def public_modules() -> list[Any]:
         and name != "asyncpar.config"
         and not name.startswith(
             (
+                "asyncpar.jax",
                 "asyncpar.torch",
                 "asyncpar.device.codecs.torch_",
                 "asyncpar.engines.ray_collective",

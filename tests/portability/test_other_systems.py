@@ -79,7 +79,7 @@ IMPORTS = """
 import importlib, pkgutil
 import asyncpar
 
-OTHERS = ("dask", "ray", "torch")  # whose own packages would not start here
+OTHERS = ("dask", "jax", "ray", "torch")  # whose own packages would not start here
 for name in asyncpar.__all__:
     if name not in OTHERS:
         getattr(asyncpar, name)
