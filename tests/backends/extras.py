@@ -46,7 +46,11 @@ def environment(home: Path) -> dict[str, str]:
     """Return an environment with nothing of the caller's but the path of programs."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     crowded = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    return {"PATH": PROGRAMS, "HOME": str(home), "TMPDIR": str(home), "PYTHONUNBUFFERED": "1"} | root | crowded
+    common = {"PATH": PROGRAMS, "HOME": str(home), "TMPDIR": str(home), "PYTHONUNBUFFERED": "1"}
+    alike = {
+        "OMP_NUM_THREADS": "1"
+    }  # as launched ranks have it: on some processors the threads of BLAS change last bits
+    return common | alike | root | crowded
 
 
 def outputs_of(*commands: list[str], home: Path, timeout: float = 60, statuses: Sequence[int] = ()) -> list[str]:

@@ -323,11 +323,12 @@ async def test_a_tensor_that_requires_grad_is_taken_without_autograd() -> None:
 
     async def run(communicator: Communicator) -> None:
         x = torch.ones(2, requires_grad=True)
-        with torch.no_grad():
-            assert await communicator.all_reduce(x) is x
+        assert await communicator.all_reduce(x) is x
         assert x.tolist() == [2.0, 2.0]
 
-    await on_both(run)
+    with torch.no_grad():  # around both ranks: it belongs to their thread
+        await on_both(run)
+    assert torch.is_grad_enabled()
 
 
 async def test_a_call_that_is_forgotten_or_cancelled_ends_on_the_other_rank() -> None:
