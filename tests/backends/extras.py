@@ -47,9 +47,7 @@ def environment(home: Path) -> dict[str, str]:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     crowded = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     common = {"PATH": PROGRAMS, "HOME": str(home), "TMPDIR": str(home), "PYTHONUNBUFFERED": "1"}
-    alike = {
-        "OMP_NUM_THREADS": "1"
-    }  # as launched ranks have it: on some processors the threads of BLAS change last bits
+    alike = {"OMP_NUM_THREADS": "1"}  # as launched ranks have it: threads of BLAS may change last bits
     return common | alike | root | crowded
 
 
