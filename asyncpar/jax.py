@@ -12,7 +12,9 @@
 
 Functions take a communicator of ``asyncpar.blocking`` and arrays on CPUs; each is a callback of the compiled function
 (``jax.experimental.io_callback``), in the order in which the program calls them, which must be the same on all ranks.
-Each rank is a process.  Outside of compiled functions ``comm.all_reduce(x)`` takes JAX arrays, too.
+JAX runs compiled functions beside the program, so these operations have a key of their own: they match each other,
+whatever the program itself calls meanwhile.  Each rank is a process.  Outside of compiled functions
+``comm.all_reduce(x)`` takes JAX arrays, too.
 
 Gradients are those of the sum of what all ranks differentiate: what comes back to a rank includes the part that its
 array has in the losses of the others.  A callback that fails, because a rank is lost for example, ends the compiled
@@ -47,6 +49,7 @@ TreeT = TypeVar("TreeT")
 Array = npt.NDArray[Any]
 Settings = tuple[Any, ...]
 _LINEAR = ("sum", "mean")
+_KEY = "asyncpar.jax"
 
 
 def all_reduce(x: TreeT, comm: Communicator, op: ReduceOp = "sum") -> TreeT:
@@ -118,7 +121,7 @@ def _on_host(given: Any) -> Any:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _all_reduce(leaves: tuple[Any, ...], comm: Communicator, op: ReduceOp) -> tuple[Any, ...]:
     def work(comm: Communicator, given: tuple[Array, ...]) -> tuple[Array, ...]:
-        return tuple(map(np.asarray, comm.all_reduce_many([np.array(one) for one in given], op)))
+        return tuple(map(np.asarray, comm.all_reduce_many([np.array(one) for one in given], op, key=_KEY)))
 
     result: tuple[Any, ...] = _run(comm, work, tuple(map(_like, leaves)), leaves)
     return result
@@ -163,13 +166,13 @@ def _rows(comm: Communicator, length: int) -> int:
 def _gathered(comm: Communicator, given: Any, x: Any, op: ReduceOp) -> Any:
     if op not in _LINEAR:
         raise UsageError(f"op: gradients flow through {' and '.join(_LINEAR)}, got {op!r}")
-    found = _run(comm, lambda comm, mine: comm.all_gather_v(mine), x, given)
+    found = _run(comm, lambda comm, mine: comm.all_gather_v(mine, key=_KEY), x, given)
     return found / comm.size if op == "mean" else found
 
 
 def _reduced_at(comm: Communicator, given: Any, x: Any, root: int) -> Any:
     def work(comm: Communicator, mine: Array) -> Array:
-        found = comm.reduce(mine, root=root)
+        found = comm.reduce(mine, root=root, key=_KEY)
         return np.zeros_like(mine) if found is None else found
 
     return _run(comm, work, x, given)
@@ -182,22 +185,22 @@ def _again(x: Any, comm: Communicator, name: str, settings: Settings) -> Any:
 
 _OPERATIONS = {
     "all_gather": _Operation(
-        lambda comm, x: comm.all_gather(x),
+        lambda comm, x: comm.all_gather(x, key=_KEY),
         lambda comm, x: (comm.size, *x.shape),
         lambda comm, given, x: _again(given, comm, "reduce_scatter", ("sum",)).reshape(x.shape),
     ),
     "reduce_scatter": _Operation(
-        lambda comm, x, op: comm.reduce_scatter(x, op),
+        lambda comm, x, op: comm.reduce_scatter(x, op, key=_KEY),
         lambda comm, x, _: (_rows(comm, x.shape[0]), *x.shape[1:]),
         _gathered,
     ),
     "broadcast": _Operation(
-        lambda comm, x, root: comm.broadcast(np.array(x), root=root),
+        lambda comm, x, root: comm.broadcast(np.array(x), root=root, key=_KEY),
         lambda _, x, root: x.shape,  # noqa: ARG005
         _reduced_at,
     ),
     "all_to_all": _Operation(
-        lambda comm, x: comm.all_to_all(x),
+        lambda comm, x: comm.all_to_all(x, key=_KEY),
         lambda _, x: x.shape,
         lambda comm, given, _: _again(given, comm, "all_to_all", ()),
     ),

@@ -281,8 +281,7 @@ class ConvertedCall(Call[T_co]):
     def _give_up(self, error: BaseException | None = None) -> None:
         if isinstance(self._call, Call):
             self._call._give_up(error)
-        else:
-            self._call.close()
+        self._call.close()  # it was not forgotten
 
 
 class CancelReason(msgspec.Struct):

@@ -35,6 +35,8 @@ def start(
     except Exception as error:
         engine.refuse(name, error, key)
         raise
+    if given is x and name in _IN_PLACE and view.flags.writeable:
+        options["out"] = given = None
     returned = given
     if x is None:
         options["out"] = view

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[Any]
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_BUFFERS = (array.array, memoryview, bytearray, bytes)
 
 
 class _HasDLPack(Protocol):
@@ -47,7 +46,7 @@ ArrayT = TypeVar("ArrayT", bound="HostArray")
 
 def library_of(value: object) -> str:
     """Return the top module of the type of ``value``."""
-    return type(value).__module__.partition(".")[0]
+    return _top(type(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,32 @@ class ForeignArray:
 
 
 def is_foreign(value: object) -> bool:
-    """Return whether ``foreign_array`` may have a view of ``value``, which is in no device's memory.  Never raises."""
+    """Return whether ``value`` is an array of another library than numpy, or a buffer.  Never raises.
+
+    ``foreign_array`` has its view, unless it is on a device.
+    """
     if isinstance(value, np.ndarray | np.generic):
-        return type(value) is not np.ndarray and isinstance(value, np.memmap)
-    kind = type(value)
-    if isinstance(value, _BUFFERS) or (hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")):
+        return isinstance(value, np.memmap)
+    if _has_dlpack(value):
         return True
-    return any(base.__name__ in _COLUMNS.get(base.__module__.partition(".")[0], ()) for base in kind.__mro__)
+    bases = type(value).__mro__
+    return any(base.__name__ in _COLUMNS.get(_top(base), ()) for base in bases) or _is_buffer(value)
+
+
+def _top(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _has_dlpack(value: object) -> bool:
+    return hasattr(type(value), "__dlpack__") and hasattr(type(value), "__dlpack_device__")
+
+
+def _is_buffer(value: Any) -> bool:
+    try:
+        memoryview(value).release()
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
 
 
 def foreign_array(value: Any, name: str) -> ForeignArray:
@@ -81,13 +99,11 @@ def foreign_array(value: Any, name: str) -> ForeignArray:
 
     Raises ``UsageError``, which names the argument and what to do, where its memory is no plain array.
     """
-    libraries = (base.__module__.partition(".")[0] for base in type(value).__mro__)
-    library = next((name for name in libraries if name in _LIBRARIES), library_of(value))
-    view, make = _LIBRARIES.get(library, (_view_by_dlpack, _make_by_dlpack))
     if isinstance(value, np.memmap):
         return ForeignArray(value, np.asarray(value), _make_array)
-    if isinstance(value, _BUFFERS):
-        view, make = _view_of_buffer, _make_buffer
+    library = next((name for name in map(_top, type(value).__mro__) if name in _LIBRARIES), library_of(value))
+    others = (_view_by_dlpack, _make_by_dlpack) if _has_dlpack(value) else (_view_of_buffer, _make_buffer)
+    view, make = _LIBRARIES.get(library, others)
     try:
         found = view(value, name)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError) as error:

@@ -12,6 +12,8 @@ def describe_other(value: object, write: str = "x") -> str:
         return f"a call that was not awaited; write `await` before {getattr(value, '__name__', 'it')}(...)"
     if kind.__module__.partition(".")[0] == "torch":
         return f"a torch {kind.__name__}; pass {write}.detach().numpy(), which shares its memory, or use asyncpar.torch"
+    if kind.__module__.partition(".")[0] == "jax":
+        return "a value that JAX traces; inside compiled functions use asyncpar.jax"
     if isinstance(value, list | tuple | int | float | complex):
         return f"{kind.__name__}; pass np.asarray({write})"
     return kind.__name__

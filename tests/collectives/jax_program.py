@@ -54,7 +54,18 @@ def checks(comm: asyncpar.blocking.Communicator) -> dict[str, Any]:
         first, second = apj.all_reduce(x, comm), apj.all_reduce(2 * x, comm, "max")
         return second, first
 
+    def beside() -> list[float]:
+        """Call operations of the program while the compiled function may not have come to its own."""
+        totals = []
+        for number in range(20):
+            later = jax.jit(lambda x: apj.all_reduce(jnp.sin(x) * 0 + 1, comm).sum())(jnp.ones(200_000) * number)
+            if comm.rank:
+                later.block_until_ready()
+            totals.append(float(comm.all_reduce(np.ones(1))[0]) + float(later))
+        return totals
+
     return {
+        "beside": beside(),
         "all_reduce sum": compiled(lambda x: apj.all_reduce(x, comm), x),
         "all_reduce mean": compiled(lambda x: apj.all_reduce(x, comm, "mean"), x),
         "all_reduce bfloat16": plain(jax.jit(lambda x: apj.all_reduce(x, comm))(x.astype("bfloat16"))),
@@ -75,6 +86,7 @@ def checks(comm: asyncpar.blocking.Communicator) -> dict[str, Any]:
         "another rule": message(lambda: apj.all_reduce(x, comm, "summ"), UsageError),  # type: ignore[arg-type]
         "another shape": message(lambda: apj.all_to_all(x, comm), UsageError),
         "another root": message(lambda: apj.broadcast(x, comm, 2), UsageError),
+        "traced": message(lambda: jax.jit(comm.all_reduce)(x), UsageError),
         "vmap": message(lambda: jax.vmap(lambda x: apj.all_reduce(x, comm))(x), ValueError),
         "refused": message(
             lambda: jax.jit(lambda x: apj.all_reduce(x, comm))(jnp.ones(3 + comm.rank)), jax.errors.JaxRuntimeError

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import asyncio
+import ctypes
+import mmap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +121,12 @@ OPERATIONS: dict[str, Callable[[Communicator, Any, Made], Awaitable[Any]]] = {
 IN_PLACE = ("all_reduce", "all_reduce max", "all_reduce_many", "broadcast")
 
 
+def kind_of_rows(x: Any) -> str:
+    """Return what has a result of two dimensions for an array like ``x``: its library, or the type for a buffer."""
+    top = type(x).__module__.partition(".")[0]
+    return "memoryview" if top in ("array", "builtins") else top
+
+
 def values(result: Any) -> Any:
     """Return a result as plain lists: of its values, and of what comes with them."""
     if isinstance(result, tuple | list):
@@ -173,6 +181,8 @@ async def test_every_operation_computes_what_it_does_for_numpy(
                 last = found[0] if isinstance(found, list) else found
                 assert (last is x) == library.changes, name
                 assert values(x) == values(expected if library.changes else content(rank, library.dtype)), name
+            if name == "all_gather":
+                assert kind_of_rows(x) in (type(found).__module__.partition(".")[0], type(found).__name__), name
             if name in (*IN_PLACE, "all_gather_v", "all_to_all", "reduce_scatter") and not isinstance(found, list):
                 assert type(found) is type(x) or isinstance(x, np.memmap), name
 
@@ -191,6 +201,10 @@ async def test_an_out_of_any_kind_receives_the_result_and_is_returned(library: L
                 await communicator.send(x, 1 - communicator.rank)
             out = np.zeros(LENGTH, library.dtype)
         assert await communicator.all_reduce(x, out=out) is out
+        if library.changes:
+            copy = library.make(content(communicator.rank, library.dtype), tmp_path)
+            assert await communicator.all_reduce(copy, out=copy) is copy
+            assert values(copy) == values(out)
         assert values(out) == values(content(0, library.dtype) + content(1, library.dtype))
         assert values(x) == values(content(communicator.rank, library.dtype))
         if communicator.rank == 0:
@@ -198,6 +212,19 @@ async def test_an_out_of_any_kind_receives_the_result_and_is_returned(library: L
         else:
             assert await communicator.recv(0, out=out) is out
             assert values(out) == values(content(0, library.dtype))
+
+    await on_both(run)
+
+
+async def test_whatever_has_a_buffer_is_an_array() -> None:
+    async def run(communicator: Communicator) -> None:
+        numbers = (ctypes.c_float * 2)(1.0, 2.0)
+        assert await communicator.all_reduce(numbers) is numbers
+        assert list(numbers) == [2.0, 4.0]
+        with mmap.mmap(-1, 3) as shared:
+            shared[:] = b"abc" if communicator.rank else bytes(3)
+            assert await communicator.broadcast(shared, root=1) is shared
+            assert shared[:] == b"abc"
 
     await on_both(run)
 
@@ -346,6 +373,10 @@ async def test_a_call_that_is_forgotten_or_cancelled_ends_on_the_other_rank() ->
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            communicator.all_reduce(x).close()
+        if communicator.rank:
+            with pytest.raises(PeerCancelled, match="never awaited"):
+                await communicator.all_reduce(x)
         assert (await communicator.all_reduce(x))[0] == SIZE
 
     await on_both(run)

@@ -69,6 +69,7 @@ def test_trees_loops_and_large_arrays(results: list[dict[str, Any]], rank: int) 
     assert found["order"] == [(2 * inputs(1)).tolist(), SUM.tolist()]
     assert found["not compiled"] == found["afterwards"] == SUM.tolist()
     assert found["large"] == 6_000_000.0
+    assert found["beside"] == [2.0 + 400_000.0] * 20
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -79,6 +80,8 @@ def test_errors_say_what_is_wrong(results: list[dict[str, Any]], rank: int) -> N
     assert found["another rule"].startswith("op: expected one of sum, mean, ")
     assert found["another shape"].startswith("x: expected shape (2, ...), one entry per rank, got (5,)")
     assert found["another root"] == "root: expected a rank 0..1 of the group, got 2"
+    traced = "x: expected a numpy array, got a value that JAX traces; inside compiled functions use asyncpar.jax"
+    assert found["traced"].endswith(traced)
     assert "vmap" in found["vmap"]
     assert "OperationMismatch: rank 0 calls all_reduce_many(float32[3], sum) where rank 1 calls" in found["refused"]
 
