@@ -295,6 +295,20 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         absent = [place for place in range(self._own.nnodes) if place not in self._places.values()]
         return absent if len(absent) == self._own.nnodes - len(self._hosts) else []
 
+    def _clear_place_of(self, host: Introduction) -> None:
+        """Let ``host`` have the place of one without a connection, which need not come back while the job forms."""
+        if self._state.world is not None:
+            return
+        is_full = len(self._hosts) >= self._own.nnodes
+        for name, attending in list(self._hosts.items()):
+            if attending is None or attending.outbox is not None:
+                continue
+            place = self._places[name]
+            if place == host.node_rank if None not in (place, host.node_rank) else is_full:
+                attending.close()
+                self._lose(attending, "another one has its place")
+                return
+
     def _judge(self, host: Introduction) -> str:
         """Return why there is no place for ``host``, "" if there is one."""
         own = self._own
@@ -332,7 +346,7 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         if self._hosts.get(attending.name) is not attending:
             return
         is_through = not self._state.is_job_open and not attending.stream.unacknowledged
-        if is_through or self._reconnect <= 0.0 or self._state.world is None:
+        if is_through or self._reconnect <= 0.0:
             self._lose(attending, cause)
             return
         cause += f", and it did not come back within {self._reconnect:g} s"
@@ -431,6 +445,7 @@ class FirstHost(membership_pb2_grpc.FirstHostServicer):
         )
         if self._state.closed is not None:
             return None, False, pb.HostWelcome(refusal="the job has ended already", exit_code=1)
+        self._clear_place_of(host)
         if refusal := self._judge(host):
             self._report_refused(f"the agent on {host.host}", refusal)
             return None, False, pb.HostWelcome(refusal=refusal, exit_code=2)

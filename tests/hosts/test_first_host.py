@@ -53,6 +53,12 @@ def number_of_hosts(first: Commanded) -> int:
     return len(first.group._hosts)  # type: ignore[union-attr]  # noqa: SLF001
 
 
+def number_received(first: Commanded, host: str) -> int:
+    """Return the number of the last message that has come from ``host``, 0 if it is not here."""
+    attending = first.group._hosts.get(host)  # type: ignore[union-attr]  # noqa: SLF001
+    return 0 if attending is None else attending.stream.received
+
+
 async def begin(first: Commanded, *others: Commanded) -> None:
     """Open the job, and return when its world has started everywhere."""
     first.group.report(opened(1 + len(others)))
@@ -237,6 +243,53 @@ async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> No
             await until(lambda: proxy.connections)
             proxy.reset()
         await begin(first, b)
+
+
+async def test_a_connection_that_breaks_while_hosts_are_awaited_or_the_world_forms_is_made_again() -> None:
+    async with (
+        first_host(introduction("a", 0, nnodes=3)) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", 1, nnodes=3), proxy.address) as b,
+    ):
+        first.group.report(opened(3))
+        first.group.report(arrived("a"))
+        b.group.report(arrived("b"))
+
+        async def break_and_report(number: int) -> None:
+            proxy.reset()
+            b.group.report(notice("b", number))
+            await until(lambda: b.error or number_received(first, "b#1") == number)
+
+        await until(lambda: b.of(JobOpened) and number_received(first, "b#1") == 1)
+        for number in (2, 3, 4):
+            await break_and_report(number)
+        assert number_of_hosts(first) == 2
+        async with further_host(introduction("c", 2, nnodes=3), address) as c:
+            await until(lambda: number_of_hosts(first) == 3)
+            await break_and_report(5)
+            c.group.report(arrived("c"))
+            await until(lambda: all(host.of(WorldStarted) for host in (first, b, c)))
+        assert [len(host.of(JobOpened)) for host in (first, b, c)] == [1, 1, 1]
+        assert (proxy.resets, b.error) == (4, None)
+
+
+@pytest.mark.parametrize(("gone", "place"), [(1, 1), (1, None), (None, 1), (None, None)])
+async def test_a_host_that_has_gone_without_a_word_keeps_no_place_from_another_one_while_the_world_forms(
+    gone: int | None, place: int | None
+) -> None:
+    async with (
+        first_host(introduction("a", 0), reconnect=30.0) as (first, address),
+        ResettingProxy(address) as proxy,
+        further_host(introduction("b", gone), proxy.address, reconnect=30.0) as b,
+    ):
+        await until(lambda: number_of_hosts(first) == 2)
+        proxy.refuses = True
+        proxy.reset()
+        await until(lambda: not proxy.connections)
+        async with further_host(introduction("c", place), address) as c:
+            await begin(first, c)
+            assert hosts_of(first.of(WorldAnnounced)[0]) == ["a", "c"]
+            assert not b.of(WorldAnnounced)
 
 
 @pytest.mark.parametrize("seed", chosen((0,), soak=range(3)))
